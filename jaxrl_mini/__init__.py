@@ -1,0 +1,1 @@
+"""Exact and sampled agent-RL training loops in JAX."""
