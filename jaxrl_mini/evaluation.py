@@ -89,17 +89,16 @@ def evaluate_chunk(
     verdicts: Bool[Array, "512 variant"],
 ) -> Sampled:
     """Plays the first `count` of the chunk's 512 evaluation episodes and sums over them."""
-    uniforms = rollout.draw_uniforms(seeds, rollout.EVALUATION, chunk, (MAX_STEPS, CHUNK, 1))
-    episodes = rollout.rollout(table.log_probs(logits), uniforms)
+    episodes = rollout.rollout(
+        table.log_probs(logits), seeds, chunk, stream=rollout.EVALUATION, groups=CHUNK, group_size=1
+    )
     counted = (jnp.arange(CHUNK) < count).astype(jnp.int32).reshape(CHUNK, 1, *[1] * seeds.ndim)
     successes = counted * rollout.grade(episodes, verdicts).astype(jnp.int32)
     lengths = counted * episodes.lengths
     return Sampled(*(jnp.sum(column, axis=(0, 1)) for column in (successes, lengths, lengths * lengths)))
 
 
-def evaluate(
-    logits: Float[Array, "24 6 run"], seeds: Seeds, verdicts: np.ndarray
-) -> list[Evaluation]:
+def evaluate(logits: Float[Array, "24 6 run"], seeds: Seeds, verdicts: np.ndarray) -> list[Evaluation]:
     """Evaluates the policy of every run.
 
     Args:

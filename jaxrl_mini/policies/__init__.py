@@ -1,0 +1,1 @@
+"""Policies: what maps an observation to probabilities of the six actions."""
