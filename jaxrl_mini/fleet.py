@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -16,7 +17,7 @@ from jaxrl_mini.config import Config
 from jaxrl_mini.evaluation import Evaluation
 from jaxrl_mini.policies import table
 from jaxrl_mini.training import CHUNK, Log, Sizes
-from jaxrl_mini.types import Settings
+from jaxrl_mini.types import Metrics, Settings
 
 BLOCK = 64
 """Runs in a block."""
@@ -25,7 +26,7 @@ COUNTS = ("optimizer_steps", "mixed_groups", "retained_episodes")
 """Metrics that are whole numbers."""
 
 History = dict[str, np.ndarray]
-"""One array per metric of `types.Metrics`, and the iteration's number; [iteration, run] or [iteration]."""
+"""A column per metric: the iteration's number, `types.Metrics`, and the exact success rate after the iteration."""
 
 
 class Block:
@@ -44,16 +45,14 @@ class Block:
         self.state = training.initial_state(table.initial_logits((BLOCK,)), (BLOCK,))
         self.iteration = 0
 
-    def advance(self, count: int) -> tuple[History, Log]:
-        """Runs `count` iterations, at most 20; returns their history [iteration, run], and the whole log."""
-        first = self.iteration
-        verdicts = verifier.training_verdicts(first, CHUNK, self.sizes.groups)
-        self.state, log = training.advance(self.state, self.seeds, self.settings, verdicts, first, count, self.sizes)
+    def advance(self, count: int) -> Log:
+        """Runs `count` iterations, at most 20."""
+        verdicts = verifier.training_verdicts(self.iteration, CHUNK, self.sizes.groups)
+        self.state, log = training.advance(
+            self.state, self.seeds, self.settings, verdicts, self.iteration, count, self.sizes
+        )
         self.iteration += count
-        history = {"iteration": np.arange(first, first + count)}
-        for name, column in (*log.metrics._asdict().items(), ("exact_success_rate", log.exact_success_rate)):
-            history[name] = np.asarray(column)[:count, : self.runs].astype(np.int32 if name in COUNTS else np.float32)
-        return history, log
+        return Log(*jax.tree.map(lambda leaf: np.asarray(leaf)[:count, ..., : self.runs], log))
 
     def logits(self) -> np.ndarray:
         """float32 [state, action, run]: the policies now."""
@@ -91,21 +90,37 @@ def run(config: Config, *, on_chunk: Callable[[History], None] | None = None) ->
     """
     block = Block([config])
     before = block.evaluate(config.eval_episodes)[0]
-    histories: list[History] = []
-    logits, packed = [block.logits()[None, ..., 0]], []
+    logits, packed, histories = [block.logits()[None]], [], []
     started, compiled = time.perf_counter(), compilation.seconds()
     while block.iteration < config.iterations:
-        count = min(CHUNK, config.iterations - block.iteration)
-        history, log = block.advance(count)
-        histories.append({name: column.reshape(count, -1)[:, 0] for name, column in history.items()})
-        logits.append(np.asarray(log.params)[:count, ..., 0])
-        packed.append(np.asarray(log.episodes.packed)[:count, ..., 0])
+        first = block.iteration
+        log = block.advance(min(CHUNK, config.iterations - first))
+        logits.append(log.params)
+        packed.append(log.episodes.packed)
+        histories.append({name: column[..., 0] for name, column in history_of(log, first).items()})
         if on_chunk:
             on_chunk(histories[-1])
     after = block.evaluate(config.eval_episodes)[0]
     elapsed, compiled = time.perf_counter() - started, compilation.seconds() - compiled
-    history = {name: np.concatenate([part[name] for part in histories]) for name in histories[0]}
-    if config.method == "grpo":
-        del history["retained_episodes"]
     timing = {"train_and_final_eval_seconds": elapsed, "compile_seconds": compiled, "run_seconds": elapsed - compiled}
-    return Result(config, before, after, history, np.concatenate(logits), np.concatenate(packed), timing)
+    return Result(
+        config,
+        before,
+        after,
+        {name: np.concatenate([part[name] for part in histories]) for name in histories[0]},
+        np.concatenate(logits)[..., 0],
+        np.concatenate(packed)[..., 0],
+        timing,
+    )
+
+
+def history_of(log: Log, first: int) -> History:
+    """The metrics of a block's iterations, numbered from `first`, as columns [iteration, run]."""
+    count, _, runs = log.metrics.shape
+    history: History = {"iteration": np.repeat(np.arange(first, first + count)[:, None], runs, axis=1)}
+    for name, column in zip(Metrics._fields, np.moveaxis(np.asarray(log.metrics), 1, 0), strict=True):
+        history[name] = column.astype(np.int32) if name in COUNTS else column
+    accepted = verifier.training_verdicts(first, CHUNK, 1).mean(axis=(0, 1))
+    policies = np.moveaxis(np.asarray(log.params), 0, -1)
+    history["exact_success_rate"] = np.asarray(evaluation.exact_of_logits(policies, accepted).success_rate).T
+    return history

@@ -17,11 +17,11 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_mini.task import MAX_STEPS, NUM_ACTIONS, NUM_STATES, NUM_VARIANTS
-from jaxrl_mini.types import Credit, Episodes, Settings
+from jaxrl_mini.types import Advantages, Credit, Episodes, Settings
 from jaxrl_mini.xla import pick, stage, total
 
 
-def outcome_advantages(successes: Float[Array, "group *run"], group_size: int) -> Float[Array, "outcome group *run"]:
+def outcome_advantages(successes: Float[Array, "group *run"], group_size: int) -> Advantages:
     """The advantage of a failure and of a success in a group with k successes among n episodes.
 
     (reward - group mean) / group standard deviation, the population's; for rewards of 0 and 1 that is
@@ -31,7 +31,7 @@ def outcome_advantages(successes: Float[Array, "group *run"], group_size: int) -
     failures = group_size - successes
     mixed = (successes > 0) & (failures > 0)
     odds = jnp.where(mixed, successes, 1.0) / jnp.where(mixed, failures, 1.0)
-    return jnp.stack([jnp.where(mixed, -jnp.sqrt(odds), 0.0), jnp.where(mixed, jnp.sqrt(1.0 / odds), 0.0)])
+    return Advantages(jnp.where(mixed, -jnp.sqrt(odds), 0.0), jnp.where(mixed, jnp.sqrt(1.0 / odds), 0.0))
 
 
 def group_advantages(rewards: Float[Array, "group episode *run"]) -> Float[Array, "group episode *run"]:
@@ -40,15 +40,15 @@ def group_advantages(rewards: Float[Array, "group episode *run"]) -> Float[Array
     return jnp.where(rewards > 0, success[:, None], failure[:, None])
 
 
-def retention_weights(successes: Float[Array, "group *run"], group_size: int) -> Float[Array, "outcome group *run"]:
+def retention_weights(successes: Float[Array, "group *run"], group_size: int) -> Advantages:
     """Rejection sampling as an advantage: 0 for a failure, episodes / retained episodes for a success."""
     retained = jnp.maximum(total(successes), 1.0)
     weight = jnp.broadcast_to(successes.shape[0] * group_size / retained, successes.shape)
-    return jnp.stack([jnp.zeros_like(successes), weight])
+    return Advantages(jnp.zeros_like(successes), weight)
 
 
 @partial(stage, static_argnames="method")
-def advantages(rewards: Float[Array, "group episode *run"], *, method: str) -> Float[Array, "outcome group *run"]:
+def advantages(rewards: Float[Array, "group episode *run"], *, method: str) -> Advantages:
     """What each group's failures and successes are credited with under a method."""
     successes = total(rewards, axis=1)
     return (retention_weights if method == "rs-sft" else outcome_advantages)(successes, rewards.shape[1])
@@ -57,7 +57,7 @@ def advantages(rewards: Float[Array, "group episode *run"], *, method: str) -> F
 def state_credit(
     episodes: Episodes,
     rewards: Float[Array, "group episode *run"],
-    advantages: Float[Array, "outcome group *run"],
+    advantages: Advantages,
 ) -> Credit:
     """Sums a batch over (state, action): what the loss of the table policy depends on.
 
@@ -72,8 +72,9 @@ def state_credit(
         packed, shares = jnp.pad(packed, padding), jnp.pad(shares, padding)
     packed, shares = (array.reshape(-1, part, *run_shape) for array in (packed, shares))
     sums = _sums_by_choice(_choices(Episodes(packed)), shares)
-    failure, success = jnp.repeat(advantages, len(packed) // groups, axis=1)
-    return _credit_of_sums(sums, failure, success, scale=1.0 / (_SHARES * groups * group_size))
+    if len(packed) > groups:
+        advantages = Advantages(*(jnp.repeat(advantage, len(packed) // groups, axis=0) for advantage in advantages))
+    return _credit_of_sums(sums, advantages, scale=1.0 / (_SHARES * groups * group_size))
 
 
 _SHARES = 60  # divisible by every episode length
@@ -113,16 +114,15 @@ def _sums_by_choice(
 @partial(stage, static_argnames="scale")
 def _credit_of_sums(
     sums: Int[Array, "part 6 24 *run"],
-    failure: Float[Array, "part *run"],
-    success: Float[Array, "part *run"],
+    advantages: Advantages,
     *,
     scale: float,
 ) -> Credit:
     mask = 2**_FIELD - 1
     failed, succeeded = ((field & mask).astype(jnp.float32) * scale for field in (sums, sums >> _FIELD))
     by_state_and_action = (
-        total(succeeded * success[:, None, None]),
-        total(failed * failure[:, None, None]),
+        total(succeeded * advantages.success[:, None, None]),
+        total(failed * advantages.failure[:, None, None]),
         total((sums >> 2 * _FIELD).astype(jnp.float32)),
         total(failed + succeeded),
     )

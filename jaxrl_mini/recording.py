@@ -170,7 +170,7 @@ def _iteration(
     episodes = rollout.episodes_from_actions(actions)
     log_probs = table.log_probs(state.params)
     taken = jnp.where(episodes.choices >= 0, log_probs[episodes.states, episodes.actions], 0.0)
-    state, metrics = training.learn(state, episodes, rewards, reference, settings, sizes)
+    state, metrics = training.learn(state, episodes, rewards, log_probs, reference, settings, sizes)
     return state.moments, {
         **{name: getattr(metrics, name) for name in HISTORY},
         "advantages": objective.group_advantages(rewards) if sizes.method == "grpo" else 0.0 * rewards,

@@ -37,8 +37,8 @@ def runtime() -> dict[str, Any]:
         "device_platform": devices[0].platform,
         "device_count": len(devices),
         "precision": {
-            "enable_x64": bool(jax.config.read("jax_enable_x64")),
-            "default_matmul_precision": jax.config.read("jax_default_matmul_precision"),
+            "enable_x64": bool(jax.config.values["jax_enable_x64"]),
+            "default_matmul_precision": jax.config.values["jax_default_matmul_precision"],
             "xla_flags": os.environ.get("XLA_FLAGS", ""),
         },
         **_git_state(),

@@ -15,9 +15,9 @@ TRAINING, EVALUATION = 0, 1
 
 
 def threefry2x32(
-    key: tuple[UInt32[Array, "*#shape"], UInt32[Array, "*shape"]],
-    counter: tuple[UInt32[Array, "*#shape"], UInt32[Array, "*shape"]],
-) -> tuple[UInt32[Array, "*#shape"], UInt32[Array, "*shape"]]:
+    key: tuple[UInt32[Array, "*#shape"], UInt32[Array, "*#shape"]],
+    counter: tuple[UInt32[Array, "*#shape"], UInt32[Array, "*#shape"]],
+) -> tuple[UInt32[Array, "*#shape"], UInt32[Array, "*#shape"]]:
     """The counter-based generator behind `jax.random` (Salmon et al. 2011, doi:10.1145/2063384.2063405).
 
     The same function as jax's, but over broadcast arrays of keys and counters in any layout, so that the draws of
@@ -132,6 +132,6 @@ def grade(episodes: Episodes, verdicts: Bool[Array, "group variant"]) -> Float[A
     run_axes = episodes.packed.ndim - 2
     accepted = verdicts.astype(jnp.int32).reshape(*verdicts.shape, *[1] * (1 + run_axes))
     rewards = jnp.zeros_like(episodes.packed)
-    for step, variant, action in np.argwhere(TABLES.submits):
+    for step, variant, action in np.argwhere(TABLES.submits).tolist():
         rewards += jnp.where(episodes.choice(step) == variant * NUM_ACTIONS + action, accepted[:, variant], 0)
     return rewards.astype(jnp.float32)

@@ -10,11 +10,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl_mini import evaluation, objective, rollout
+from jaxrl_mini import objective, rollout
 from jaxrl_mini.policies import table
+from jaxrl_mini.task import NUM_ACTIONS
 from jaxrl_mini.types import Credit, Episodes, Metrics, Seeds, Settings
 from jaxrl_mini.xla import stage, total
 
@@ -46,9 +48,8 @@ class State(NamedTuple):
 class Log(NamedTuple):
     """What iterations leave behind."""
 
-    metrics: Metrics
-    exact_success_rate: Float[Array, "iteration *run"]
-    """Success probability of the policy after each iteration."""
+    metrics: Float[Array, "iteration metric *run"]
+    """The fields of `Metrics`, in their order."""
     episodes: Episodes
     """The batches, [iteration, group, episode, *run]."""
     params: Any
@@ -77,13 +78,18 @@ def update(
     Returns:
       The new state, and the metrics of the last step, computed before it is taken.
     """
-    for _ in range(sizes.epochs):
+    learns = _has_credit(credit) if sizes.method == "rs-sft" else None
+
+    def step(_: Array, carry: tuple[State, Array, Array]) -> tuple[State, Array, Array]:
+        state, _, _ = carry
         log_probs, pullback = jax.vjp(log_probs_of, state.params)
         (gradient,) = pullback(_loss_gradient(log_probs, behavior, reference, credit, settings, method=sizes.method))
         norm = _norm(gradient, run_axes=settings.lr.ndim)
-        metrics = _step_metrics(log_probs, behavior, reference, credit, settings, sizes.method)
-        learns = _has_credit(credit) if sizes.method == "rs-sft" else None
-        state = _adam_step(state, gradient, norm, learns, settings.lr)
+        return _adam_step(state, gradient, norm, learns, settings.lr), log_probs, norm
+
+    start = (state, jnp.zeros_like(behavior), jnp.zeros_like(settings.lr))
+    state, log_probs, norm = jax.lax.fori_loop(0, sizes.epochs, step, start)
+    metrics = _step_metrics(log_probs, behavior, reference, credit, settings, sizes.method)
     return state, {**metrics, "gradient_norm": norm}
 
 
@@ -171,12 +177,12 @@ def learn(
     state: State,
     episodes: Episodes,
     rewards: Float[Array, "group episode *run"],
+    behavior: Float[Array, "24 6 *run"],
     reference: Float[Array, "24 6 *run"],
     settings: Settings,
     sizes: Sizes,
 ) -> tuple[State, Metrics]:
-    """The table policy learns from graded episodes that it sampled, and says how that went."""
-    behavior = table.log_probs(state.params)
+    """The table policy learns from graded episodes, sampled at log-probabilities `behavior`, and says how that went."""
     advantages = objective.advantages(rewards, method=sizes.method)
     credit = objective.state_credit(episodes, rewards, advantages)
     state, last_step = update(state, table.log_probs, behavior, reference, credit, settings, sizes)
@@ -205,17 +211,13 @@ def iterate(
     sizes: Sizes,
 ) -> tuple[State, Metrics, Episodes]:
     """One iteration of the table policy: sample episodes, grade them, learn from them."""
+    behavior = table.log_probs(state.params)
     episodes = rollout.rollout(
-        table.log_probs(state.params),
-        seeds,
-        number,
-        stream=rollout.TRAINING,
-        groups=sizes.groups,
-        group_size=sizes.group_size,
+        behavior, seeds, number, stream=rollout.TRAINING, groups=sizes.groups, group_size=sizes.group_size
     )
     rewards = rollout.grade(episodes, verdicts)
-    reference = table.log_probs(table.initial_logits((1,) * seeds.ndim))
-    state, metrics = learn(state, episodes, rewards, reference, settings, sizes)
+    reference = jnp.full_like(behavior, -np.log(NUM_ACTIONS))
+    state, metrics = learn(state, episodes, rewards, behavior, reference, settings, sizes)
     return state, metrics, episodes
 
 
@@ -246,16 +248,13 @@ def advance(
         state, metrics, episodes = iterate(state, seeds, settings, first + i, verdicts[i], sizes)
         return (
             state,
-            rows.at[i].set(_stacked(metrics)),
-            packed.at[i].set(episodes.packed),
-            logits.at[i].set(state.params),
+            jax.lax.dynamic_update_index_in_dim(rows, _stacked(metrics), i, 0),
+            jax.lax.dynamic_update_index_in_dim(packed, episodes.packed, i, 0),
+            jax.lax.dynamic_update_index_in_dim(logits, state.params, i, 0),
         )
 
     state, rows, packed, logits = jax.lax.fori_loop(0, count, body, (state, rows, packed, logits))
-    every_run = jnp.moveaxis(logits, 0, -1)
-    exact = evaluation.exact(jax.nn.log_softmax(every_run, axis=1), verdicts.mean(axis=(0, 1)))
-    metrics = Metrics(*jnp.moveaxis(rows, 1, 0))
-    return state, Log(metrics, jnp.moveaxis(exact.success_rate, -1, 0), Episodes(packed), logits)
+    return state, Log(rows, Episodes(packed), logits)
 
 
 @stage

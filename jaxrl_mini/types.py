@@ -65,6 +65,13 @@ class Episodes(NamedTuple):
         return functools.reduce(jnp.add, [(self.choice(step) >= 0).astype(jnp.int32) for step in range(MAX_STEPS)])
 
 
+class Advantages(NamedTuple):
+    """What the episodes of a group are credited with; rewards are 0 or 1, so there are two values a group."""
+
+    failure: Float[Array, "group *run"]
+    success: Float[Array, "group *run"]
+
+
 class Credit(NamedTuple):
     """A batch as the few sums its loss depends on; the context is the state, or a history."""
 
@@ -101,8 +108,8 @@ class Metrics(NamedTuple):
 class Exact(NamedTuple):
     """A policy's expectations, by dynamic programming."""
 
-    success_rate: Float[Array, "*run"]
-    mean_actions: Float[Array, "*run"]
+    success_rate: Float[Array | np.ndarray, "*run"]
+    mean_actions: Float[Array | np.ndarray, "*run"]
 
 
 class Sampled(NamedTuple):

@@ -93,7 +93,7 @@ def verify(low_fixed: Bool[Array, ""], high_fixed: Bool[Array, ""], inputs: Inpu
         results = jax.vmap(search, in_axes=(None, None, None, None, 0))(low_fixed, high_fixed, values, length, targets)
         return jnp.all((results == expected) | ~asked)
 
-    return jnp.all(jax.vmap(check)(inputs.values, inputs.lengths))
+    return jnp.all(jax.vmap(check)(jnp.asarray(inputs.values), jnp.asarray(inputs.lengths)))
 
 
 @jax.jit
