@@ -17,7 +17,10 @@ from jaxrl_mini.types import Exact, Sampled, Seeds
 
 CONFIDENCE = 0.95
 CHUNK = 512
-"""Sampled evaluation episodes per call."""
+"""Sampled evaluation episodes per call, at most."""
+
+MIN_CHUNK = 32
+"""The fewest that a program is compiled for; fewer than `CHUNK` are rounded up to a power of two."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,25 @@ class Evaluation:
     def mean_actions_interval(self) -> tuple[float, float] | None:
         """95 % interval of the mean actions; None for a single episode."""
         return mean_interval(self.actions, self.squared_actions, self.episodes)
+
+
+@dataclass(frozen=True)
+class Evaluations:
+    """The figures of many policies, as arrays; indexed by a run's place, those of one."""
+
+    episodes: int
+    """Sampled episodes per run."""
+    successes: Int[np.ndarray, " run"]
+    actions: Int[np.ndarray, " run"]
+    squared_actions: Int[np.ndarray, " run"]
+    exact: Exact
+
+    def __len__(self) -> int:
+        return len(self.successes)
+
+    def __getitem__(self, run: int) -> Evaluation:
+        sums = (int(column[run]) for column in (self.successes, self.actions, self.squared_actions))
+        return Evaluation(self.episodes, *sums, *(float(column[run]) for column in self.exact))
 
 
 def exact(log_probs: Float[Array | np.ndarray, "24 6 *run"], accepted: Float[Array | np.ndarray, " variant"]) -> Exact:
@@ -95,13 +117,17 @@ def evaluate_chunk(
     seeds: Seeds,
     chunk: Int[Array, ""],
     count: Int[Array, ""],
-    verdicts: Bool[Array, "512 variant"],
+    verdicts: Bool[Array, "episode variant"],
 ) -> Sampled:
-    """Plays the first `count` of the chunk's 512 evaluation episodes and sums over them."""
+    """Plays the first `count` of the chunk's evaluation episodes and sums over them.
+
+    An episode's draws depend on its place in the chunk, not on how many rows `verdicts` has.
+    """
+    rows = verdicts.shape[0]
     episodes = rollout.rollout(
-        table.log_probs(logits), seeds, chunk, stream=rollout.EVALUATION, groups=CHUNK, group_size=1
+        table.log_probs(logits), seeds, chunk, stream=rollout.EVALUATION, groups=rows, group_size=1
     )
-    counted = (jnp.arange(CHUNK) < count).astype(jnp.int32).reshape(CHUNK, 1, *[1] * seeds.ndim)
+    counted = (jnp.arange(rows) < count).astype(jnp.int32).reshape(rows, 1, *[1] * seeds.ndim)
     successes = counted * rollout.grade(episodes, verdicts).astype(jnp.int32)
     lengths = counted * episodes.lengths
     return Sampled(*(jnp.sum(column, axis=(0, 1)) for column in (successes, lengths, lengths * lengths)))
@@ -109,7 +135,7 @@ def evaluate_chunk(
 
 def evaluate(
     logits: Float[Array, "24 6 run"], seeds: Seeds, verdicts: Bool[np.ndarray, "episode variant"]
-) -> list[Evaluation]:
+) -> Evaluations:
     """Evaluates the policy of every run.
 
     Args:
@@ -117,16 +143,16 @@ def evaluate(
       seeds: each run's seed; the evaluation stream depends on it alone, so it is the same before and after.
       verdicts: the verifier's verdicts; as many episodes are played.
     """
+    rows = CHUNK if len(verdicts) > CHUNK else max(MIN_CHUNK, 1 << (len(verdicts) - 1).bit_length())
     sums = np.zeros((3, len(seeds)), np.int64)
     for chunk, start in enumerate(range(0, len(verdicts), CHUNK)):
         graded = verdicts[start : start + CHUNK]
-        padded = np.pad(graded, ((0, CHUNK - len(graded)), (0, 0)))
+        padded = np.pad(graded, ((0, rows - len(graded)), (0, 0)))
         sums += np.array(evaluate_chunk(logits, seeds, chunk, len(graded), padded))
-    expected = np.array(exact_of_logits(logits, verdicts.mean(axis=0)))
-    return [
-        Evaluation(len(verdicts), *(int(total) for total in run_sums), *(float(value) for value in run_expected))
-        for run_sums, run_expected in zip(sums.T, expected.T, strict=True)
-    ]
+    successes, actions, squared_actions = sums
+    return Evaluations(
+        len(verdicts), successes, actions, squared_actions, exact_of_logits(logits, verdicts.mean(axis=0))
+    )
 
 
 def success_interval(successes: int, episodes: int) -> tuple[float, float]:
