@@ -298,7 +298,8 @@ def _digest(rows: pa.Table) -> bytes:
         if pa.types.is_string(array.type):
             digest.update("\0".join(array.to_pylist()).encode())
         else:
-            digest.update(array.fill_null(0).to_numpy(zero_copy_only=False).tobytes())
+            values = array.fill_null(0) if array.null_count else array
+            digest.update(values.to_numpy(zero_copy_only=False).tobytes())
     return digest.hexdigest().encode()
 
 

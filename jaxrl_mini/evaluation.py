@@ -133,10 +133,10 @@ def evaluate_chunk(
     return Sampled(*(jnp.sum(column, axis=(0, 1)) for column in (successes, lengths, lengths * lengths)))
 
 
-def evaluate(
+def play(
     logits: Float[Array, "24 6 run"], seeds: Seeds, verdicts: Bool[np.ndarray, "episode variant"]
-) -> Evaluations:
-    """Evaluates the policy of every run.
+) -> Int[np.ndarray, "3 run"]:
+    """Plays the evaluation episodes of every run; the fields of `Sampled`, in their order.
 
     Args:
       logits: a policy per run.
@@ -147,12 +147,19 @@ def evaluate(
     sums = np.zeros((3, len(seeds)), np.int64)
     for chunk, start in enumerate(range(0, len(verdicts), CHUNK)):
         graded = verdicts[start : start + CHUNK]
-        padded = np.pad(graded, ((0, rows - len(graded)), (0, 0)))
+        padded = np.zeros((rows, graded.shape[1]), bool)
+        padded[: len(graded)] = graded
         sums += np.array(evaluate_chunk(logits, seeds, chunk, len(graded), padded))
-    successes, actions, squared_actions = sums
-    return Evaluations(
-        len(verdicts), successes, actions, squared_actions, exact_of_logits(logits, verdicts.mean(axis=0))
-    )
+    return sums
+
+
+def evaluate(
+    logits: Float[Array, "24 6 run"], seeds: Seeds, verdicts: Bool[np.ndarray, "episode variant"]
+) -> Evaluations:
+    """Evaluates the policy of every run, by its episodes (see `play`) and exactly."""
+    successes, actions, squared_actions = play(logits, seeds, verdicts)
+    exact_figures = exact_of_logits(logits, verdicts.mean(axis=0))
+    return Evaluations(len(verdicts), successes, actions, squared_actions, exact_figures)
 
 
 def success_interval(successes: int, episodes: int) -> tuple[float, float]:

@@ -6,9 +6,10 @@ programs at the same shapes: its numbers never depend on its neighbours.
 
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -17,7 +18,7 @@ from jaxtyping import Array, Float, Int
 from jaxrl_mini import compilation, evaluation, training, verifier
 from jaxrl_mini.config import Config
 from jaxrl_mini.evaluation import Evaluation, Evaluations
-from jaxrl_mini.grid import BLOCK, SHARED_FIELDS, Grid, Part, history_iterations
+from jaxrl_mini.grid import BLOCK, SHARED_FIELDS, Grid, history_iterations
 from jaxrl_mini.policies import table
 from jaxrl_mini.training import CHUNK, Log, Sizes, State
 from jaxrl_mini.types import Metrics, Settings
@@ -48,16 +49,9 @@ class Block:
             raise ValueError(f"a block holds 1 to {BLOCK} runs, not {len(seeds)}")
         self.sizes = sizes
         self.runs = len(seeds)
-        padded = [
-            np.pad(np.asarray(column, kind), (0, BLOCK - self.runs), mode="edge")
-            for column, kind in zip(
-                (seeds, *(settings[name] for name in Settings._fields)),
-                (np.uint32, *[np.float32] * len(settings)),
-                strict=True,
-            )
-        ]
-        self.seeds, *columns = jax.device_put(padded, device)
-        self.settings = Settings(*columns)
+        lr, clip, beta = (_padded(settings[name], np.float32) for name in Settings._fields)
+        self.seeds, lr, clip, beta = jax.device_put((_padded(seeds, np.uint32), lr, clip, beta), device)
+        self.settings = Settings(lr, clip, beta)
         self.state = _initial_state(device)
         self.iteration = 0
 
@@ -86,6 +80,13 @@ class Block:
         """Evaluates the policies, those of the padding too, over so many sampled episodes, and exactly."""
         verdicts = verifier.evaluation_verdicts(episodes)
         return evaluation.evaluate(self.state.params, self.seeds, verdicts)
+
+
+def _padded(column: np.ndarray, kind: type[np.generic]) -> np.ndarray:
+    """A column of a whole block: runs that are not asked for are copies of the last."""
+    padded = np.full(BLOCK, column[-1], kind)
+    padded[: len(column)] = column
+    return padded
 
 
 def sizes_of(config: Config) -> Sizes:
@@ -167,7 +168,7 @@ def history_of(
     runs = metrics.shape[-1]
     history: History = {"iteration": np.repeat(iterations[:, None], runs, axis=1)}
     for name, column in zip(Metrics._fields, np.moveaxis(np.asarray(metrics), 1, 0), strict=True):
-        history[name] = column.astype(np.int32) if name in COUNTS else column
+        history[name] = _metric(name, column)
     accepted = verifier.training_verdicts(int(iterations[0]) // CHUNK * CHUNK, CHUNK, 1).mean(axis=(0, 1))
     exact = evaluation.exact_of_logits(np.moveaxis(np.asarray(policies), 0, -1), accepted)
     history["exact_success_rate"] = np.asarray(exact.success_rate).T
@@ -196,72 +197,95 @@ def train_part(
     Raises:
       Stopped: `stopped()` was true.
     """
-    part = grid.part(number)
-    columns = [
-        _train_block(grid, part, slice(first, first + BLOCK), device, stopped)
-        for first in range(0, len(part.seeds), BLOCK)
-    ]
-    runs, history = ([one[table] for one in columns] for table in (0, 1))
-    return _joined(runs), _joined(history)
+    part, config, every = grid.part(number), grid.part(number).shared, grid.history_every
+    labels = {"run": part.numbers, "setting": part.setting_numbers, "seed": part.seeds}
+    own = {name: np.array([getattr(one, name) for one in part.settings]) for name in Settings._fields}
+    own = {name: values[part.local_settings] for name, values in own.items()}
+    places = [slice(first, first + BLOCK) for first in range(0, len(part.seeds), BLOCK)]
+    trained = []
+    for place in places:
+        settings = {name: column[place] for name, column in own.items()}
+        block = Block(sizes_of(config), part.seeds[place], settings, device)
+        trained.append(_train_block(block, config.iterations, config.eval_episodes, every, stopped))
+    runs, accepted = len(part.seeds), verifier.evaluation_verdicts(config.eval_episodes).mean(axis=0)
+    logits, before, after, last = (
+        np.concatenate([getattr(one, name) for one in trained], axis=-1)
+        for name in ("logits", "before", "after", "last")
+    )
+    uniform = _exact_of_uniform(config.eval_episodes)
+    exact = evaluation.exact_of_logits(logits, accepted)
+    logits, before, after, last = (array[..., :runs] for array in (logits, before, after, last))
+    history = _joined([one.history for one in trained], axis=1)
+    kept = len(history_iterations(config.iterations, every))
+    columns = {
+        **labels,
+        **{name: np.full(runs, getattr(config, name)) for name in SHARED_FIELDS},
+        **own,
+        **_evaluation_columns("before", before, config.eval_episodes, [np.full(runs, one) for one in uniform]),
+        **_evaluation_columns("after", after, config.eval_episodes, [np.asarray(one)[:runs] for one in exact]),
+        **{f"last_{name}": _metric(name, column) for name, column in zip(Metrics._fields, last, strict=True)},
+        "finite": np.isfinite(logits).all(axis=(0, 1)) & np.isfinite(last).all(axis=0),
+        "iterations_to_90": _iterations_to(0.9, history, runs),
+        "logits_crc32": _checksums(logits),
+    }
+    rows = {name: column.T.ravel() for name, column in history.items()}
+    return columns, {**{name: np.repeat(column, kept) for name, column in labels.items()}, **rows} if history else {}
+
+
+@lru_cache(maxsize=16)
+def _exact_of_uniform(eval_episodes: int) -> tuple[float, ...]:
+    accepted = verifier.evaluation_verdicts(eval_episodes).mean(axis=0)
+    exact = evaluation.exact_of_logits(np.asarray(table.initial_logits((BLOCK,))), accepted)
+    return tuple(float(column[0]) for column in exact)
+
+
+class _Trained(NamedTuple):
+    """A block of 64 runs after training; the history has those asked for alone."""
+
+    logits: np.ndarray
+    before: np.ndarray
+    after: np.ndarray
+    last: np.ndarray
+    history: History
 
 
 def _train_block(
-    grid: Grid, part: Part, place: slice, device: jax.Device | None, stopped: Callable[[], bool]
-) -> tuple[Columns, Columns]:
-    config = part.shared
-    own = {name: np.array([getattr(one, name) for one in part.settings]) for name in ("lr", "clip", "beta")}
-    own = {name: values[part.local_settings[place]] for name, values in own.items()}
-    block = Block(sizes_of(config), part.seeds[place], own, device)
-    before = block.evaluate(config.eval_episodes)
-    kept = history_iterations(config.iterations, grid.history_every)
+    block: Block, iterations: int, eval_episodes: int, history_every: int, stopped: Callable[[], bool]
+) -> _Trained:
+    verdicts = verifier.evaluation_verdicts(eval_episodes)
+    before = evaluation.play(block.state.params, block.seeds, verdicts)
+    kept = history_iterations(iterations, history_every)
     histories = []
-    while block.iteration < config.iterations:
+    while block.iteration < iterations:
         if stopped():
             raise Stopped
         first = block.iteration
-        count = min(CHUNK, config.iterations - first)
+        count = min(CHUNK, iterations - first)
         log = block.advance(count)
         here = kept[(kept >= first) & (kept < first + count)]
         if len(here):
             rows = here - first
             metrics, policies = (np.asarray(leaf)[rows, ..., : block.runs] for leaf in (log.metrics, log.params))
             histories.append(history_of(metrics, policies, here))
-    after = block.evaluate(config.eval_episodes)
-    last = np.asarray(log.metrics)[count - 1, :, : block.runs]
-    numbers, settings, seeds = part.numbers[place], part.setting_numbers[place], part.seeds[place]
-    history = {name: np.concatenate([one[name] for one in histories]) for name in histories[0]} if histories else {}
-    logits = block.logits()
-    shared = {name: np.full(block.runs, getattr(config, name)) for name in SHARED_FIELDS}
-    runs = {
-        "run": numbers,
-        "setting": settings,
-        "seed": seeds,
-        **shared,
-        **own,
-        **_evaluation_columns("before", before, block.runs),
-        **_evaluation_columns("after", after, block.runs),
-        **{
-            f"last_{name}": column.astype(np.int32) if name in COUNTS else column
-            for name, column in zip(Metrics._fields, last, strict=True)
-        },
-        "finite": np.isfinite(logits).all(axis=(0, 1)) & np.isfinite(last).all(axis=0),
-        "iterations_to_90": _iterations_to(0.9, history, block.runs),
-        "logits_crc32": _checksums(logits),
-    }
-    labels = {"run": numbers, "setting": settings, "seed": seeds}
-    by_run = {name: np.repeat(column, len(kept)) for name, column in labels.items()}
-    return runs, {**by_run, **{name: column.T.ravel() for name, column in history.items()}} if history else {}
+    after = evaluation.play(block.state.params, block.seeds, verdicts)
+    last = np.asarray(log.metrics)[count - 1]
+    return _Trained(np.asarray(block.state.params), before, after, last, _joined(histories))
 
 
-def _evaluation_columns(when: str, evaluations: Evaluations, runs: int) -> Columns:
+def _metric(name: str, column: np.ndarray) -> np.ndarray:
+    return column.astype(np.int32) if name in COUNTS else column
+
+
+def _evaluation_columns(when: str, sums: np.ndarray, episodes: int, exact: Iterable[Any]) -> Columns:
+    exact_success_rate, exact_mean_actions = (np.asarray(column) for column in exact)
     columns = {
-        "successes": evaluations.successes,
-        "success_rate": evaluations.successes / evaluations.episodes,
-        "mean_actions": evaluations.actions / evaluations.episodes,
-        "exact_success_rate": np.asarray(evaluations.exact.success_rate),
-        "exact_mean_actions": np.asarray(evaluations.exact.mean_actions),
+        "successes": sums[0],
+        "success_rate": sums[0] / episodes,
+        "mean_actions": sums[1] / episodes,
+        "exact_success_rate": exact_success_rate,
+        "exact_mean_actions": exact_mean_actions,
     }
-    return {f"{when}_{name}": column[:runs] for name, column in columns.items()}
+    return {f"{when}_{name}": column for name, column in columns.items()}
 
 
 def _iterations_to(success_rate: float, history: History, runs: int) -> np.ndarray:
@@ -279,5 +303,5 @@ def _checksums(logits: np.ndarray) -> np.ndarray:
     return np.array([zlib.crc32(one) for one in by_run], np.uint32)
 
 
-def _joined(tables: list[Columns]) -> Columns:
-    return {name: np.concatenate([one[name] for one in tables]) for name in tables[0]}
+def _joined(tables: list[Columns], axis: int = 0) -> Columns:
+    return {name: np.concatenate([one[name] for one in tables], axis) for name in tables[0]} if tables else {}

@@ -19,7 +19,7 @@ BLOCK = 64
 MAX_BLOCKS = 16
 """Blocks in a part, at most: what a killed process may lose, and what stays in memory."""
 
-PARTS = 128
+PARTS = 64
 """A grid is cut into at least so many parts, as long as each holds a block, so that many workers share it evenly."""
 
 BLOCK_EPISODES = 100 * 32
