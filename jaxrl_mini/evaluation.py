@@ -5,15 +5,13 @@ import operator
 from dataclasses import dataclass
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 from scipy.special import log_softmax, ndtri, stdtrit
 
 from jaxrl_mini import rollout
-from jaxrl_mini.policies import table
 from jaxrl_mini.task import MAX_STEPS, NUM_ACTIONS, NUM_VARIANTS, TABLES
-from jaxrl_mini.types import Exact, Sampled, Seeds
+from jaxrl_mini.types import Episodes, Exact, Seeds
 
 CONFIDENCE = 0.95
 CHUNK = 512
@@ -89,26 +87,8 @@ def exact_of_logits(logits: Float[Array | np.ndarray, "24 6 *run"], accepted: Fl
     return exact(log_softmax(np.asarray(logits, np.float64), axis=1), accepted)
 
 
-@jax.jit
-def evaluate_chunk(
-    logits: Float[Array, "24 6 *run"],
-    seeds: Seeds,
-    chunk: Int[Array, ""],
-    count: Int[Array, ""],
-    verdicts: Bool[Array, "512 variant"],
-) -> Sampled:
-    """Plays the first `count` of the chunk's 512 evaluation episodes and sums over them."""
-    episodes = rollout.rollout(
-        table.log_probs(logits), seeds, chunk, stream=rollout.EVALUATION, groups=CHUNK, group_size=1
-    )
-    counted = (jnp.arange(CHUNK) < count).astype(jnp.int32).reshape(CHUNK, 1, *[1] * seeds.ndim)
-    successes = counted * rollout.grade(episodes, verdicts).astype(jnp.int32)
-    lengths = counted * episodes.lengths
-    return Sampled(*(jnp.sum(column, axis=(0, 1)) for column in (successes, lengths, lengths * lengths)))
-
-
 def evaluate(
-    logits: Float[Array, "24 6 run"], seeds: Seeds, verdicts: Bool[np.ndarray, "episode variant"]
+    logits: Float[np.ndarray, "24 6 run"], seeds: Seeds, verdicts: Bool[np.ndarray, "episode variant"]
 ) -> list[Evaluation]:
     """Evaluates the policy of every run.
 
@@ -117,16 +97,25 @@ def evaluate(
       seeds: each run's seed; the evaluation stream depends on it alone, so it is the same before and after.
       verdicts: the verifier's verdicts; as many episodes are played.
     """
-    sums = np.zeros((3, len(seeds)), np.int64)
+    log_probs = log_softmax(np.asarray(logits, np.float64), axis=1).astype(np.float32)
+    sums = np.zeros((3, logits.shape[-1]), np.int64)
     for chunk, start in enumerate(range(0, len(verdicts), CHUNK)):
         graded = verdicts[start : start + CHUNK]
-        padded = np.pad(graded, ((0, CHUNK - len(graded)), (0, 0)))
-        sums += np.array(evaluate_chunk(logits, seeds, chunk, len(graded), padded))
+        episodes = Episodes(np.asarray(_play_chunk(log_probs, seeds, chunk).packed)[: len(graded), :, : sums.shape[1]])
+        lengths = episodes.lengths
+        for row, column in enumerate((rollout.grade(episodes, graded), lengths, lengths * lengths)):
+            sums[row] += column.sum(axis=(0, 1), dtype=np.int64)
     expected = np.array(exact_of_logits(logits, verdicts.mean(axis=0)))
     return [
         Evaluation(len(verdicts), *(int(total) for total in run_sums), *(float(value) for value in run_expected))
         for run_sums, run_expected in zip(sums.T, expected.T, strict=True)
     ]
+
+
+@jax.jit
+def _play_chunk(log_probs: Float[Array, "24 6 run"], seeds: Seeds, chunk: Int[Array, ""]) -> Episodes:
+    """Evaluation episodes number 512 * chunk and on, each a group of its own."""
+    return rollout.rollout(log_probs, seeds, chunk, stream=rollout.EVALUATION, groups=CHUNK, group_size=1)
 
 
 def success_interval(successes: int, episodes: int) -> tuple[float, float]:

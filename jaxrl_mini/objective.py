@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_mini.task import MAX_STEPS, NUM_ACTIONS, NUM_STATES, NUM_VARIANTS
-from jaxrl_mini.types import Advantages, Credit, Episodes, Settings
+from jaxrl_mini.types import CHOICE_BITS, Advantages, Credit, Episodes, Settings
 from jaxrl_mini.xla import pick, stage, total
 
 
@@ -71,7 +71,7 @@ def state_credit(
         padding = [(0, 0), (0, -group_size % part)] + [(0, 0)] * len(run_shape)
         packed, shares = jnp.pad(packed, padding), jnp.pad(shares, padding)
     packed, shares = (array.reshape(-1, part, *run_shape) for array in (packed, shares))
-    sums = _sums_by_choice(_choices(Episodes(packed)), shares)
+    sums = _sums_by_choice(packed, shares)
     if len(packed) > groups:
         advantages = Advantages(*(jnp.repeat(advantage, len(packed) // groups, axis=0) for advantage in advantages))
     return _credit_of_sums(sums, advantages, scale=1.0 / (_SHARES * groups * group_size))
@@ -93,20 +93,16 @@ def _episode_shares(
 
 
 @stage
-def _choices(episodes: Episodes) -> Int[Array, "6 part episode *run"]:
-    return episodes.choices
-
-
-@stage
 def _sums_by_choice(
-    choices: Int[Array, "6 part episode *run"], shares: Int[Array, "part episode *run"]
+    packed: Int[Array, "part episode *run"], shares: Int[Array, "part episode *run"]
 ) -> Int[Array, "part 6 24 *run"]:
     """Sums of the shares of the episodes that made each of the 24 choices at each step."""
-    choice_numbers = np.arange(NUM_VARIANTS * NUM_ACTIONS, dtype=np.int32).reshape(-1, *[1] * (choices.ndim - 3))
-    by_part = jnp.moveaxis(choices, 1, 0)
+    steps = CHOICE_BITS * np.arange(MAX_STEPS, dtype=np.int32).reshape(-1, 1, *[1] * (packed.ndim - 2))
+    choices = np.arange(NUM_VARIANTS * NUM_ACTIONS, dtype=np.int32).reshape(-1, *[1] * (packed.ndim - 2))
+    field, value = (2**CHOICE_BITS - 1) << steps, (1 + choices) << steps
     terms = [
-        jnp.where(by_part[:, :, episode, None] == choice_numbers, shares[:, None, episode, None], 0)
-        for episode in range(shares.shape[1])
+        jnp.where(packed[:, episode, None, None] & field == value, shares[:, episode, None, None], 0)
+        for episode in range(packed.shape[1])
     ]
     return functools.reduce(jnp.add, terms)
 

@@ -1,5 +1,7 @@
 """Episodes sampled from a policy through the transition tables."""
 
+import functools
+import operator
 from functools import partial
 
 import jax.numpy as jnp
@@ -126,12 +128,10 @@ def episodes_from_actions(actions: Int[Array, "6 group episode *run"]) -> Episod
     return Episodes(packed)
 
 
-@stage
-def grade(episodes: Episodes, verdicts: Bool[Array, "group variant"]) -> Float[Array, "group episode *run"]:
+def grade(
+    episodes: Episodes, verdicts: Bool[Array | np.ndarray, "group variant"]
+) -> Float[Array | np.ndarray, "group episode *run"]:
     """Rewards: 1 where an artifact was submitted that the group's verdicts accept, else 0."""
-    run_axes = episodes.packed.ndim - 2
-    accepted = verdicts.astype(jnp.int32).reshape(*verdicts.shape, *[1] * (1 + run_axes))
-    rewards = jnp.zeros_like(episodes.packed)
-    for step, variant, action in np.argwhere(TABLES.submits).tolist():
-        rewards += jnp.where(episodes.choice(step) == variant * NUM_ACTIONS + action, accepted[:, variant], 0)
-    return rewards.astype(jnp.float32)
+    accepted = verdicts.reshape(*verdicts.shape, *[1] * (episodes.packed.ndim - 1))
+    passed = [episodes.submitted(variant) & accepted[:, variant] for variant in range(NUM_VARIANTS)]
+    return functools.reduce(operator.or_, passed).astype(np.float32)

@@ -4,7 +4,7 @@ Pure functions without input or output. The table policy's functions take many r
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -114,13 +114,13 @@ def _loss_gradient(
 def _step_metrics(
     log_probs: Array, behavior: Array, reference: Array, credit: Credit, settings: Settings, method: str
 ) -> dict[str, Array]:
-    rows = _metric_rows(log_probs, behavior, reference, credit, settings, method=method)
-    loss, kl, entropy, outside, counts = (_over_contexts(row) for row in rows)
+    rows = _stacked(_metric_rows(log_probs, behavior, reference, credit, settings, method=method))
+    loss, kl, entropy, outside, counts = _over_contexts(rows)
     return {
         "loss": loss,
         "mean_kl": kl / counts,
-        "entropy": entropy / counts,
         "ratio_outside_clip_fraction": outside / counts,
+        "entropy": entropy / counts,
     }
 
 
@@ -139,7 +139,14 @@ def _metric_rows(
     ]
 
 
-_over_contexts = stage(total)
+@stage
+def _over_contexts(rows: Float[Array, "row context *run"]) -> Float[Array, "row *run"]:
+    return total(rows, axis=1)
+
+
+@stage
+def _stacked(rows: Sequence[Float[Array, "*batch"]]) -> Float[Array, "row *batch"]:
+    return jnp.stack(rows)
 
 
 @partial(stage, static_argnames="run_axes")
@@ -215,10 +222,13 @@ def iterate(
     episodes = rollout.rollout(
         behavior, seeds, number, stream=rollout.TRAINING, groups=sizes.groups, group_size=sizes.group_size
     )
-    rewards = rollout.grade(episodes, verdicts)
+    rewards = _grade(episodes, verdicts)
     reference = jnp.full_like(behavior, -np.log(NUM_ACTIONS))
     state, metrics = learn(state, episodes, rewards, behavior, reference, settings, sizes)
     return state, metrics, episodes
+
+
+_grade = stage(rollout.grade)
 
 
 @partial(jax.jit, static_argnames="sizes")
@@ -255,8 +265,3 @@ def advance(
 
     state, rows, packed, logits = jax.lax.fori_loop(0, count, body, (state, rows, packed, logits))
     return state, Log(rows, Episodes(packed), logits)
-
-
-@stage
-def _stacked(metrics: Metrics) -> Float[Array, "metric *run"]:
-    return jnp.stack(metrics)

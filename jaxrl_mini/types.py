@@ -6,13 +6,13 @@ context. Arrays of the table policy may carry a last axis `run`: many runs side 
 """
 
 import functools
+import operator
 from typing import NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from jaxrl_mini.task import MAX_STEPS, NUM_ACTIONS, NUM_VARIANTS
+from jaxrl_mini.task import MAX_STEPS, NUM_ACTIONS, NUM_VARIANTS, TABLES
 
 CHOICE_BITS = 5
 
@@ -31,38 +31,48 @@ class Settings(NamedTuple):
 
 
 class Episodes(NamedTuple):
-    """A batch of episodes, after they ended: what was done where says everything else."""
+    """A batch of episodes, after they ended: what was done where says everything else.
 
-    packed: Int[Array, "*batch"]
+    The derived arrays are plain operations on `packed`: on JAX arrays they are traced, on NumPy arrays computed.
+    """
+
+    packed: Int[Array | np.ndarray, "*batch"]
     """A whole episode in one integer, from the lowest bits on: five bits a step, 1 + variant * 6 + action, or 0
     after the end. The axes are [group, episode, *run]."""
 
-    def choice(self, step: int) -> Int[Array, "*batch"]:
+    def choice(self, step: int) -> Int[Array | np.ndarray, "*batch"]:
         """What was done where at one step: variant * 6 + action, -1 after the end."""
         return ((self.packed >> CHOICE_BITS * step) & (2**CHOICE_BITS - 1)) - 1
 
     @property
-    def choices(self) -> Int[Array, "6 *batch"]:
+    def choices(self) -> Int[np.ndarray, "6 *batch"]:
         """`choice` of every step."""
-        return jnp.stack([self.choice(step) for step in range(MAX_STEPS)])
+        return np.stack([np.asarray(self.choice(step)) for step in range(MAX_STEPS)])
 
     @property
-    def actions(self) -> Int[Array, "6 *batch"]:
+    def actions(self) -> Int[np.ndarray, "6 *batch"]:
         """The sampled actions, -1 after the end."""
         choices = self.choices
-        return jnp.where(choices >= 0, choices % NUM_ACTIONS, -1)
+        return np.where(choices >= 0, choices % NUM_ACTIONS, -1)
 
     @property
-    def states(self) -> Int[Array, "6 *batch"]:
+    def states(self) -> Int[np.ndarray, "6 *batch"]:
         """The state of each choice, `step * 4 + variant`; 0 after the end."""
         choices = self.choices
         steps = np.arange(MAX_STEPS).reshape(-1, *[1] * self.packed.ndim)
-        return jnp.where(choices >= 0, steps * NUM_VARIANTS + choices // NUM_ACTIONS, 0)
+        return np.where(choices >= 0, steps * NUM_VARIANTS + choices // NUM_ACTIONS, 0)
 
     @property
-    def lengths(self) -> Int[Array, "*batch"]:
+    def lengths(self) -> Int[Array | np.ndarray, "*batch"]:
         """Actions per episode, 1 to 6."""
-        return functools.reduce(jnp.add, [(self.choice(step) >= 0).astype(jnp.int32) for step in range(MAX_STEPS)])
+        taken = [(self.choice(step) >= 0).astype(np.int32) for step in range(MAX_STEPS)]
+        return functools.reduce(operator.add, taken)
+
+    def submitted(self, variant: int) -> Bool[Array | np.ndarray, "*batch"]:
+        """Whether the episode handed this artifact in."""
+        submissions = np.argwhere(TABLES.submits[:, variant])
+        hits = [self.choice(step) == variant * NUM_ACTIONS + action for step, action in submissions]
+        return functools.reduce(operator.or_, hits)
 
 
 class Advantages(NamedTuple):
@@ -110,12 +120,3 @@ class Exact(NamedTuple):
 
     success_rate: Float[Array | np.ndarray, "*run"]
     mean_actions: Float[Array | np.ndarray, "*run"]
-
-
-class Sampled(NamedTuple):
-    """A policy's sampled evaluation: sums over the evaluation episodes."""
-
-    successes: Int[Array, "*run"]
-    actions: Int[Array, "*run"]
-    squared_actions: Int[Array, "*run"]
-    """Sum of squared episode lengths, for the interval of the mean."""

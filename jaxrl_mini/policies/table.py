@@ -21,8 +21,7 @@ def log_probs(logits: Float[Array, "state action *run"]) -> Float[Array, "state 
 
     The derivative is written out, gradient - p * sum(gradient), so that each sum over actions is computed once.
     """
-    highest = _highest(logits)
-    return _normalized(logits, highest, _log_sum_exp(logits, highest))
+    return _normalized(logits, _log_sum_exp(logits))
 
 
 def _forward(logits: Array) -> tuple[Array, Array]:
@@ -38,22 +37,16 @@ log_probs.defvjp(_forward, _backward)
 
 
 @stage
-def _highest(logits: Float[Array, "state action *run"]) -> Float[Array, "state *run"]:
-    return functools.reduce(jnp.maximum, [logits[:, action] for action in range(logits.shape[1])])
-
-
-@stage
-def _log_sum_exp(
-    logits: Float[Array, "state action *run"], highest: Float[Array, "state *run"]
-) -> Float[Array, "state *run"]:
-    return jnp.log(total(jnp.exp(logits - highest[:, None]), axis=1))
+def _log_sum_exp(logits: Float[Array, "state action *run"]) -> Float[Array, "state *run"]:
+    highest = functools.reduce(jnp.maximum, [logits[:, action] for action in range(logits.shape[1])])
+    return highest + jnp.log(total(jnp.exp(logits - highest[:, None]), axis=1))
 
 
 @stage
 def _normalized(
-    logits: Float[Array, "state action *run"], highest: Float[Array, "state *run"], log_sum: Float[Array, "state *run"]
+    logits: Float[Array, "state action *run"], log_sum: Float[Array, "state *run"]
 ) -> Float[Array, "state action *run"]:
-    return logits - highest[:, None] - log_sum[:, None]
+    return logits - log_sum[:, None]
 
 
 @stage
