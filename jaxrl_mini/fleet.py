@@ -12,21 +12,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_mini import compilation, evaluation, training, verifier
+from jaxrl_mini import compilation, evaluation, objective, rollout, training, verifier
 from jaxrl_mini.config import Config
 from jaxrl_mini.evaluation import Evaluation
 from jaxrl_mini.policies import table
-from jaxrl_mini.training import CHUNK, Log, Sizes
-from jaxrl_mini.types import Metrics, Settings
+from jaxrl_mini.task import NUM_VARIANTS
+from jaxrl_mini.training import CHUNK, REFERENCE_LOG_PROB, Log, Sizes
+from jaxrl_mini.types import Episodes, Settings
 
 BLOCK = 64
 """Runs in a block."""
 
-COUNTS = ("optimizer_steps", "mixed_groups", "retained_episodes")
-"""Metrics that are whole numbers."""
-
 History = dict[str, np.ndarray]
-"""A column per metric: the iteration's number, `types.Metrics`, and the exact success rate after the iteration."""
+"""A column per metric (see `history_of`), [iteration, run] or [iteration]."""
 
 
 class Block:
@@ -97,7 +95,9 @@ def run(config: Config, *, on_chunk: Callable[[History], None] | None = None) ->
         log = block.advance(min(CHUNK, config.iterations - first))
         logits.append(log.params)
         packed.append(log.episodes.packed)
-        histories.append({name: column[..., 0] for name, column in history_of(log, first).items()})
+        histories.append(
+            {name: column[..., 0] for name, column in history_of(log, first, block.settings, block.sizes).items()}
+        )
         if on_chunk:
             on_chunk(histories[-1])
     after = block.evaluate(config.eval_episodes)[0]
@@ -114,13 +114,35 @@ def run(config: Config, *, on_chunk: Callable[[History], None] | None = None) ->
     )
 
 
-def history_of(log: Log, first: int) -> History:
-    """The metrics of a block's iterations, numbered from `first`, as columns [iteration, run]."""
-    count, _, runs = log.metrics.shape
-    history: History = {"iteration": np.repeat(np.arange(first, first + count)[:, None], runs, axis=1)}
-    for name, column in zip(Metrics._fields, np.moveaxis(np.asarray(log.metrics), 1, 0), strict=True):
-        history[name] = column.astype(np.int32) if name in COUNTS else column
-    accepted = verifier.training_verdicts(first, CHUNK, 1).mean(axis=(0, 1))
-    policies = np.moveaxis(np.asarray(log.params), 0, -1)
-    history["exact_success_rate"] = np.asarray(evaluation.exact_of_logits(policies, accepted).success_rate).T
+def history_of(log: Log, first: int, settings: Settings, sizes: Sizes) -> History:
+    """The metrics of logged iterations, numbered from `first`, as columns [iteration, run], in float64.
+
+    `iteration`, `objective.measure` of its last optimizer step, `gradient_norm` there before it is clipped,
+    `optimizer_steps`, `train_success_rate`, `mixed_groups` (groups with successes and failures), for rs-sft
+    `retained_episodes`, and the `exact_success_rate` of the policy after the iteration.
+    """
+    count, runs = log.gradient_norm.shape
+    verdicts = verifier.training_verdicts(first, CHUNK, sizes.groups)[:count]
+    by_group = Episodes(log.episodes.packed.reshape(-1, sizes.group_size, runs))
+    rewards = rollout.grade(by_group, verdicts.reshape(-1, NUM_VARIANTS)).reshape(log.episodes.packed.shape)
+    successes = rewards.sum(axis=2).astype(np.int64)
+    retained = successes.sum(axis=1)
+    tables = (log.log_probs, log.behavior, log.credit, log.params)
+    # From [iteration, ..., run] to [..., iteration, run].
+    log_probs, behavior, credit, params = jax.tree.map(lambda leaf: np.moveaxis(leaf, 0, -2).astype(np.float64), tables)
+    reference = np.full_like(behavior, REFERENCE_LOG_PROB)
+    live = Settings(*(np.asarray(leaf, np.float64)[:runs] for leaf in settings))
+    measured = objective.measure(log_probs, behavior, reference, credit, live, sizes.method)
+    history = {
+        "iteration": np.repeat(np.arange(first, first + count)[:, None], runs, axis=1),
+        **measured,
+        "gradient_norm": log.gradient_norm,
+        "optimizer_steps": np.where((retained > 0) | (sizes.method == "grpo"), sizes.epochs, 0),
+        "train_success_rate": retained / (sizes.groups * sizes.group_size),
+        "mixed_groups": ((successes > 0) & (successes < sizes.group_size)).sum(axis=1),
+        "retained_episodes": retained,
+        "exact_success_rate": evaluation.exact_of_logits(params, verdicts.mean(axis=(0, 1))).success_rate,
+    }
+    if sizes.method == "grpo":
+        del history["retained_episodes"]
     return history

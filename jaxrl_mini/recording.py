@@ -31,6 +31,18 @@ CONFIG_KEYS = ("method", "iterations", "groups", "group_size", "epochs", "lr", "
 MAX_BYTES = 2**31
 
 
+_UNREADABLE = (
+    ValueError,
+    EOFError,
+    LookupError,
+    TypeError,
+    MemoryError,
+    RuntimeError,
+    zipfile.BadZipFile,
+    zlib.error,
+)  # what damaged archives have made NumPy and zipfile raise
+
+
 @dataclass(frozen=True)
 class Recording:
     """One training run as recorded."""
@@ -52,7 +64,16 @@ def read(path: str | Path) -> Recording:
             arrays = {name: file[name] for name in file.files}
     except OSError as error:
         raise UserError(f"recording {path} cannot be read ({error.strerror or error})") from error
-    except (ValueError, EOFError, LookupError, TypeError, MemoryError, zipfile.BadZipFile, zlib.error, RuntimeError) as error:
+    except (
+        ValueError,
+        EOFError,
+        LookupError,
+        TypeError,
+        MemoryError,
+        zipfile.BadZipFile,
+        zlib.error,
+        RuntimeError,
+    ) as error:
         raise UserError(f"recording {path} is not a readable .npz file") from error
     config = _config(path, arrays.get("config"))
     batch = (config.iterations, config.groups, config.group_size)
@@ -169,9 +190,10 @@ def _iteration(
     """One update; the moments after it, and its figures under the names and axes of a recording."""
     episodes = rollout.episodes_from_actions(actions)
     log_probs = table.log_probs(state.params)
-    state, metrics = training.learn(state, episodes, rewards, log_probs, reference, settings, sizes)
+    state, log = training.learn(state, episodes, rewards, log_probs, reference, settings, sizes)
+    measured = objective.measure(log.log_probs, log.behavior, reference, log.credit, settings, sizes.method)
     return state.moments, {
-        **{name: getattr(metrics, name) for name in HISTORY},
+        **{name: measured[name] for name in HISTORY},
         "advantages": objective.group_advantages(rewards) if sizes.method == "grpo" else 0.0 * rewards,
         "logits": state.params,
         "log_probs": log_probs,

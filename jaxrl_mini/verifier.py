@@ -67,7 +67,7 @@ def draw_inputs(stream: int, first: int, second: int) -> Inputs:
     bits = generator.random_raw(RANDOM_ARRAYS * (1 + len(candidates))).reshape(RANDOM_ARRAYS, -1)
     shuffled = candidates[np.argsort(bits[:, 1:], axis=1)]
     lengths = 1 + bits[:, 0] % MAX_LENGTH
-    drawn = [sorted(row[:length]) for row, length in zip(shuffled, lengths, strict=True)]
+    drawn = [sorted(row[:length].tolist()) for row, length in zip(shuffled, lengths, strict=True)]
     return inputs_of([*FIXED_ARRAYS, *drawn])
 
 

@@ -21,7 +21,8 @@ def log_probs(logits: Float[Array, "state action *run"]) -> Float[Array, "state 
 
     The derivative is written out, gradient - p * sum(gradient), so that each sum over actions is computed once.
     """
-    return _normalized(logits, _log_sum_exp(logits))
+    highest = _highest(logits)
+    return _normalized(logits, _log_normalizer(highest, _exponentials(logits, highest)))
 
 
 def _forward(logits: Array) -> tuple[Array, Array]:
@@ -37,16 +38,29 @@ log_probs.defvjp(_forward, _backward)
 
 
 @stage
-def _log_sum_exp(logits: Float[Array, "state action *run"]) -> Float[Array, "state *run"]:
-    highest = functools.reduce(jnp.maximum, [logits[:, action] for action in range(logits.shape[1])])
-    return highest + jnp.log(total(jnp.exp(logits - highest[:, None]), axis=1))
+def _highest(logits: Float[Array, "state action *run"]) -> Float[Array, "state *run"]:
+    return functools.reduce(jnp.maximum, [logits[:, action] for action in range(logits.shape[1])])
+
+
+@stage
+def _exponentials(
+    logits: Float[Array, "state action *run"], highest: Float[Array, "state *run"]
+) -> Float[Array, "state action *run"]:
+    return jnp.exp(logits - highest[:, None])
+
+
+@stage
+def _log_normalizer(
+    highest: Float[Array, "state *run"], exponentials: Float[Array, "state action *run"]
+) -> Float[Array, "state *run"]:
+    return highest + jnp.log(total(exponentials, axis=1))
 
 
 @stage
 def _normalized(
-    logits: Float[Array, "state action *run"], log_sum: Float[Array, "state *run"]
+    logits: Float[Array, "state action *run"], log_normalizer: Float[Array, "state *run"]
 ) -> Float[Array, "state action *run"]:
-    return logits - log_sum[:, None]
+    return logits - log_normalizer[:, None]
 
 
 @stage
