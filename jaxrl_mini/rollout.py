@@ -95,7 +95,8 @@ def _play(
     variants = packed = jnp.zeros(uniforms[0].shape, jnp.int32)
     active = packed + 1
     for step in range(MAX_STEPS):
-        actions = _draw_actions(probs[step], uniforms[step], variants)
+        by_action = [probs[step, :, action] for action in range(NUM_ACTIONS - 1)]
+        actions = _draw_actions(by_action, uniforms[step], variants)
         choice, variants, active = _move(actions, variants, active, step=step)
         packed |= (choice + 1) << CHOICE_BITS * step
     return Episodes(packed)
@@ -103,14 +104,14 @@ def _play(
 
 @jax.jit
 def _draw_actions(
-    probs: Float[Array, "4 6 *run"],
+    probs: list[Float[Array, "4 *run"]],
     uniforms: Float[Array, "group episode *run"],
     variants: Int[Array, "group episode *run"],
 ) -> Int[Array, "group episode *run"]:
-    """Actions by inversion of their cumulative probabilities."""
+    """Actions by inversion of their cumulative probabilities; the last action's is not needed."""
     actions, below = jnp.zeros_like(variants), jnp.zeros(())
-    for action in range(NUM_ACTIONS - 1):
-        below += pick(probs[:, action], variants)
+    for prob in probs:
+        below += pick(prob, variants)
         actions += (uniforms >= below).astype(jnp.int32)
     return actions
 
