@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: train test lint lock
+.PHONY: train test lint results lock
 
 train: $(VENV)/train.stamp
 	$(BIN)/python -m jaxrl_mini.train --seed 7
@@ -25,6 +25,12 @@ $(VENV)/train.stamp: pyproject.toml requirements.lock
 $(VENV)/test.stamp: $(VENV)/train.stamp
 	$(BIN)/python -m pip install --quiet --constraint requirements.lock --editable '.[test]'
 	touch $@
+
+# The six runs of the README's table.
+results: $(VENV)/train.stamp
+	for method in grpo rs-sft; do for seed in 7 19 42; do \
+	  $(BIN)/python -m jaxrl_mini.train --method $$method --seed $$seed --output results/$$method-seed-$$seed.json || exit 1; \
+	done; done
 
 # Renews the exact versions from the ranges in pyproject.toml.
 lock:

@@ -32,13 +32,13 @@ SCHEMA_VERSION = 1
 
 _LABELS: dict[str, pa.DataType] = {"run": pa.int64(), "setting": pa.int32(), "seed": pa.uint32()}
 _METRICS: dict[str, pa.DataType] = {
-    "loss": pa.float32(),
-    "mean_kl": pa.float32(),
-    "ratio_outside_clip_fraction": pa.float32(),
-    "entropy": pa.float32(),
+    "loss": pa.float64(),
+    "mean_kl": pa.float64(),
+    "ratio_outside_clip_fraction": pa.float64(),
+    "entropy": pa.float64(),
     "gradient_norm": pa.float32(),
     "optimizer_steps": pa.int32(),
-    "train_success_rate": pa.float32(),
+    "train_success_rate": pa.float64(),
     "mixed_groups": pa.int32(),
     "retained_episodes": pa.int32(),
 }
@@ -268,18 +268,22 @@ def _empty(schema: pa.Schema, columns: list[str] | None) -> pa.Table:
 
 
 def _table(columns: Columns, schema: pa.Schema) -> pa.Table:
-    """NumPy columns in a schema's order and types; -1 in `iterations_to_90` is null."""
-    if set(columns) != set(schema.names):
+    """NumPy columns in a schema's order and types; null where a method lacks one, and for -1 in `iterations_to_90`."""
+    optional = {name for name in schema.names if name.endswith("retained_episodes")}
+    if set(schema.names) - set(columns) - optional or set(columns) - set(schema.names):
         raise ValueError(f"columns differ from the schema: {sorted(set(columns) ^ set(schema.names))}")
-    arrays = []
+    rows, arrays = len(columns["run"]), []
     for field in schema:
+        if field.name not in columns:
+            arrays.append(pa.nulls(rows, field.type))
+            continue
         column = columns[field.name]
-        mask = column < 0 if field.name == "iterations_to_90" else None
         if column.dtype.kind == "U":
             arrays.append(pa.array(column.tolist(), field.type))
-        else:
-            kind = np.bool_ if field.type == pa.bool_() else field.type.to_pandas_dtype()
-            arrays.append(pa.array(column.astype(kind, copy=False), field.type, mask=mask))
+            continue
+        kind = np.bool_ if field.type == pa.bool_() else field.type.to_pandas_dtype()
+        mask = column < 0 if field.name == "iterations_to_90" else None
+        arrays.append(pa.array(column.astype(kind, copy=False), field.type, mask=mask))
     return pa.Table.from_arrays(arrays, schema=schema)
 
 

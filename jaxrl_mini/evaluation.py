@@ -5,15 +5,13 @@ import operator
 from dataclasses import dataclass
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 from scipy.special import log_softmax, ndtri, stdtrit
 
 from jaxrl_mini import rollout
-from jaxrl_mini.policies import table
 from jaxrl_mini.task import MAX_STEPS, NUM_ACTIONS, NUM_VARIANTS, TABLES
-from jaxrl_mini.types import Exact, Sampled, Seeds
+from jaxrl_mini.types import Episodes, Exact, Seeds
 
 CONFIDENCE = 0.95
 CHUNK = 512
@@ -111,55 +109,45 @@ def exact_of_logits(logits: Float[Array | np.ndarray, "24 6 *run"], accepted: Fl
     return exact(log_softmax(np.asarray(logits, np.float64), axis=1), accepted)
 
 
-@jax.jit
-def evaluate_chunk(
-    logits: Float[Array, "24 6 *run"],
-    seeds: Seeds,
-    chunk: Int[Array, ""],
-    count: Int[Array, ""],
-    verdicts: Bool[Array, "episode variant"],
-) -> Sampled:
-    """Plays the first `count` of the chunk's evaluation episodes and sums over them.
-
-    An episode's draws depend on its place in the chunk, not on how many rows `verdicts` has.
-    """
-    rows = verdicts.shape[0]
-    episodes = rollout.rollout(
-        table.log_probs(logits), seeds, chunk, stream=rollout.EVALUATION, groups=rows, group_size=1
-    )
-    counted = (jnp.arange(rows) < count).astype(jnp.int32).reshape(rows, 1, *[1] * seeds.ndim)
-    successes = counted * rollout.grade(episodes, verdicts).astype(jnp.int32)
-    lengths = counted * episodes.lengths
-    return Sampled(*(jnp.sum(column, axis=(0, 1)) for column in (successes, lengths, lengths * lengths)))
-
-
 def play(
-    logits: Float[Array, "24 6 run"], seeds: Seeds, verdicts: Bool[np.ndarray, "episode variant"]
+    logits: Float[np.ndarray, "24 6 run"], seeds: Seeds, verdicts: Bool[np.ndarray, "episode variant"]
 ) -> Int[np.ndarray, "3 run"]:
-    """Plays the evaluation episodes of every run; the fields of `Sampled`, in their order.
+    """Plays the evaluation episodes of every run.
 
     Args:
       logits: a policy per run.
       seeds: each run's seed; the evaluation stream depends on it alone, so it is the same before and after.
       verdicts: the verifier's verdicts; as many episodes are played.
+
+    Returns:
+      Sums over the episodes: successes, actions, and squared actions.
     """
     rows = CHUNK if len(verdicts) > CHUNK else max(MIN_CHUNK, 1 << (len(verdicts) - 1).bit_length())
-    sums = np.zeros((3, len(seeds)), np.int64)
+    log_probs = log_softmax(np.asarray(logits, np.float64), axis=1).astype(np.float32)
+    sums = np.zeros((3, logits.shape[-1]), np.int64)
     for chunk, start in enumerate(range(0, len(verdicts), CHUNK)):
         graded = verdicts[start : start + CHUNK]
-        padded = np.zeros((rows, graded.shape[1]), bool)
-        padded[: len(graded)] = graded
-        sums += np.array(evaluate_chunk(logits, seeds, chunk, len(graded), padded))
+        packed = np.asarray(_play_chunk(log_probs, seeds, chunk, rows).packed)
+        episodes = Episodes(packed[: len(graded), :, : sums.shape[1]])
+        lengths = episodes.lengths
+        for row, column in enumerate((rollout.grade(episodes, graded), lengths, lengths * lengths)):
+            sums[row] += column.sum(axis=(0, 1), dtype=np.int64)
     return sums
 
 
 def evaluate(
-    logits: Float[Array, "24 6 run"], seeds: Seeds, verdicts: Bool[np.ndarray, "episode variant"]
+    logits: Float[np.ndarray, "24 6 run"], seeds: Seeds, verdicts: Bool[np.ndarray, "episode variant"]
 ) -> Evaluations:
     """Evaluates the policy of every run, by its episodes (see `play`) and exactly."""
     successes, actions, squared_actions = play(logits, seeds, verdicts)
-    exact_figures = exact_of_logits(logits, verdicts.mean(axis=0))
-    return Evaluations(len(verdicts), successes, actions, squared_actions, exact_figures)
+    expected = exact_of_logits(logits, verdicts.mean(axis=0))
+    return Evaluations(len(verdicts), successes, actions, squared_actions, expected)
+
+
+@functools.partial(jax.jit, static_argnames="rows")
+def _play_chunk(log_probs: Float[Array, "24 6 run"], seeds: Seeds, chunk: Int[Array, ""], rows: int) -> Episodes:
+    """Evaluation episodes number 512 * chunk and on, each a group of its own; how many changes none of them."""
+    return rollout.rollout(log_probs, seeds, chunk, stream=rollout.EVALUATION, groups=rows, group_size=1)
 
 
 def success_interval(successes: int, episodes: int) -> tuple[float, float]:

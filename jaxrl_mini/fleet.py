@@ -13,21 +13,18 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Array, Float, Int
 
-from jaxrl_mini import compilation, evaluation, training, verifier
+from jaxrl_mini import compilation, evaluation, objective, rollout, training, verifier
 from jaxrl_mini.config import Config
 from jaxrl_mini.evaluation import Evaluation, Evaluations
 from jaxrl_mini.grid import BLOCK, SHARED_FIELDS, Grid, history_iterations
 from jaxrl_mini.policies import table
-from jaxrl_mini.training import CHUNK, Log, Sizes, State
-from jaxrl_mini.types import Metrics, Settings
-
-COUNTS = ("optimizer_steps", "mixed_groups", "retained_episodes")
-"""Metrics that are whole numbers."""
+from jaxrl_mini.task import NUM_VARIANTS
+from jaxrl_mini.training import CHUNK, REFERENCE_LOG_PROB, Log, Sizes, State
+from jaxrl_mini.types import Episodes, Settings
 
 History = dict[str, np.ndarray]
-"""A column per metric: the iteration's number, `types.Metrics`, and the exact success rate after the iteration."""
+"""A column per metric (see `history_of`), [iteration, run] or [iteration]."""
 
 
 Columns = dict[str, np.ndarray]
@@ -79,7 +76,7 @@ class Block:
     def evaluate(self, episodes: int) -> Evaluations:
         """Evaluates the policies, those of the padding too, over so many sampled episodes, and exactly."""
         verdicts = verifier.evaluation_verdicts(episodes)
-        return evaluation.evaluate(self.state.params, self.seeds, verdicts)
+        return evaluation.evaluate(np.asarray(self.state.params), self.seeds, verdicts)
 
 
 def _padded(column: np.ndarray, kind: type[np.generic]) -> np.ndarray:
@@ -100,9 +97,9 @@ def _initial_state(device: jax.Device | None) -> State:
     return jax.device_put(training.initial_state(table.initial_logits((BLOCK,)), (BLOCK,)), device)
 
 
-def taken(log: Log, count: int, runs: int) -> Log:
-    """What `count` iterations of `runs` runs left in a log, as NumPy arrays."""
-    return Log(*jax.tree.map(lambda leaf: np.asarray(leaf)[:count, ..., :runs], log))
+def taken(log: Log, rows: np.ndarray, runs: int) -> Log:
+    """What some iterations of a chunk, counted in it, and the first runs left in a log, as NumPy arrays."""
+    return Log(*jax.tree.map(lambda leaf: np.asarray(leaf)[rows, ..., :runs], log))
 
 
 @dataclass(frozen=True)
@@ -136,13 +133,11 @@ def run(config: Config, *, on_chunk: Callable[[History], None] | None = None) ->
     while block.iteration < config.iterations:
         first = block.iteration
         count = min(CHUNK, config.iterations - first)
-        log = taken(block.advance(count), count, 1)
+        log = taken(block.advance(count), np.arange(count), 1)
         logits.append(log.params)
         packed.append(log.episodes.packed)
-        numbers = np.arange(first, first + count)
-        histories.append(
-            {name: column[..., 0] for name, column in history_of(log.metrics, log.params, numbers).items()}
-        )
+        history = history_of(log, np.arange(first, block.iteration), block.settings, block.sizes)
+        histories.append({name: column[..., 0] for name, column in history.items()})
         if on_chunk:
             on_chunk(histories[-1])
     after = block.evaluate(config.eval_episodes)[0]
@@ -159,19 +154,37 @@ def run(config: Config, *, on_chunk: Callable[[History], None] | None = None) ->
     )
 
 
-def history_of(
-    metrics: Float[Array | np.ndarray, "iteration metric run"],
-    policies: Float[Array | np.ndarray, "iteration 24 6 run"],
-    iterations: Int[np.ndarray, " iteration"],
-) -> History:
-    """The metrics of some iterations of one chunk, given their numbers, as columns [iteration, run]."""
-    runs = metrics.shape[-1]
-    history: History = {"iteration": np.repeat(iterations[:, None], runs, axis=1)}
-    for name, column in zip(Metrics._fields, np.moveaxis(np.asarray(metrics), 1, 0), strict=True):
-        history[name] = _metric(name, column)
-    accepted = verifier.training_verdicts(int(iterations[0]) // CHUNK * CHUNK, CHUNK, 1).mean(axis=(0, 1))
-    exact = evaluation.exact_of_logits(np.moveaxis(np.asarray(policies), 0, -1), accepted)
-    history["exact_success_rate"] = np.asarray(exact.success_rate).T
+def history_of(log: Log, iterations: np.ndarray, settings: Settings, sizes: Sizes) -> History:
+    """The metrics of logged iterations of one chunk, given their numbers, as columns [iteration, run], in float64.
+
+    `iteration`, `objective.measure` of its last optimizer step, `gradient_norm` there before it is clipped,
+    `optimizer_steps`, `train_success_rate`, `mixed_groups` (groups with successes and failures), for rs-sft
+    `retained_episodes`, and the `exact_success_rate` of the policy after the iteration.
+    """
+    runs, first = log.gradient_norm.shape[1], int(iterations[0]) // CHUNK * CHUNK
+    verdicts = verifier.training_verdicts(first, CHUNK, sizes.groups)[iterations - first]
+    by_group = Episodes(log.episodes.packed.reshape(-1, sizes.group_size, runs))
+    rewards = rollout.grade(by_group, verdicts.reshape(-1, NUM_VARIANTS)).reshape(log.episodes.packed.shape)
+    successes = rewards.sum(axis=2).astype(np.int64)
+    retained = successes.sum(axis=1)
+    tables = (log.log_probs, log.behavior, log.credit, log.params)
+    # From [iteration, ..., run] to [..., iteration, run].
+    log_probs, behavior, credit, params = jax.tree.map(lambda leaf: np.moveaxis(leaf, 0, -2).astype(np.float64), tables)
+    reference = np.full_like(behavior, REFERENCE_LOG_PROB)
+    live = Settings(*(np.asarray(leaf, np.float64)[:runs] for leaf in settings))
+    measured = objective.measure(log_probs, behavior, reference, credit, live, sizes.method)
+    history = {
+        "iteration": np.repeat(iterations[:, None], runs, axis=1),
+        **measured,
+        "gradient_norm": log.gradient_norm,
+        "optimizer_steps": np.where((retained > 0) | (sizes.method == "grpo"), sizes.epochs, 0),
+        "train_success_rate": retained / (sizes.groups * sizes.group_size),
+        "mixed_groups": ((successes > 0) & (successes < sizes.group_size)).sum(axis=1),
+        "retained_episodes": retained,
+        "exact_success_rate": evaluation.exact_of_logits(params, verdicts.mean(axis=(0, 1))).success_rate,
+    }
+    if sizes.method == "grpo":
+        del history["retained_episodes"]
     return history
 
 
@@ -208,13 +221,13 @@ def train_part(
         block = Block(sizes_of(config), part.seeds[place], settings, device)
         trained.append(_train_block(block, config.iterations, config.eval_episodes, every, stopped))
     runs, accepted = len(part.seeds), verifier.evaluation_verdicts(config.eval_episodes).mean(axis=0)
-    logits, before, after, last = (
-        np.concatenate([getattr(one, name) for one in trained], axis=-1)
-        for name in ("logits", "before", "after", "last")
+    logits, before, after = (
+        np.concatenate([getattr(one, name) for one in trained], axis=-1) for name in ("logits", "before", "after")
     )
     uniform = _exact_of_uniform(config.eval_episodes)
     exact = evaluation.exact_of_logits(logits, accepted)
-    logits, before, after, last = (array[..., :runs] for array in (logits, before, after, last))
+    logits, before, after = (array[..., :runs] for array in (logits, before, after))
+    last = _joined([one.last for one in trained])
     history = _joined([one.history for one in trained], axis=1)
     kept = len(history_iterations(config.iterations, every))
     columns = {
@@ -223,8 +236,8 @@ def train_part(
         **own,
         **_evaluation_columns("before", before, config.eval_episodes, [np.full(runs, one) for one in uniform]),
         **_evaluation_columns("after", after, config.eval_episodes, [np.asarray(one)[:runs] for one in exact]),
-        **{f"last_{name}": _metric(name, column) for name, column in zip(Metrics._fields, last, strict=True)},
-        "finite": np.isfinite(logits).all(axis=(0, 1)) & np.isfinite(last).all(axis=0),
+        **{f"last_{name}": column for name, column in last.items() if name not in ("iteration", "exact_success_rate")},
+        "finite": np.all([np.isfinite(logits).all(axis=(0, 1)), *map(np.isfinite, last.values())], axis=0),
         "iterations_to_90": _iterations_to(0.9, history, runs),
         "logits_crc32": _checksums(logits),
     }
@@ -245,7 +258,7 @@ class _Trained(NamedTuple):
     logits: np.ndarray
     before: np.ndarray
     after: np.ndarray
-    last: np.ndarray
+    last: Columns
     history: History
 
 
@@ -253,7 +266,7 @@ def _train_block(
     block: Block, iterations: int, eval_episodes: int, history_every: int, stopped: Callable[[], bool]
 ) -> _Trained:
     verdicts = verifier.evaluation_verdicts(eval_episodes)
-    before = evaluation.play(block.state.params, block.seeds, verdicts)
+    before = evaluation.play(np.asarray(block.state.params), block.seeds, verdicts)
     kept = history_iterations(iterations, history_every)
     histories = []
     while block.iteration < iterations:
@@ -264,16 +277,14 @@ def _train_block(
         log = block.advance(count)
         here = kept[(kept >= first) & (kept < first + count)]
         if len(here):
-            rows = here - first
-            metrics, policies = (np.asarray(leaf)[rows, ..., : block.runs] for leaf in (log.metrics, log.params))
-            histories.append(history_of(metrics, policies, here))
-    after = evaluation.play(block.state.params, block.seeds, verdicts)
-    last = np.asarray(log.metrics)[count - 1]
-    return _Trained(np.asarray(block.state.params), before, after, last, _joined(histories))
-
-
-def _metric(name: str, column: np.ndarray) -> np.ndarray:
-    return column.astype(np.int32) if name in COUNTS else column
+            shown = taken(log, here - first, block.runs)
+            histories.append(history_of(shown, here, block.settings, block.sizes))
+    after = evaluation.play(np.asarray(block.state.params), block.seeds, verdicts)
+    if not len(kept):
+        end = taken(log, np.array([count - 1]), block.runs)
+        histories = [history_of(end, np.array([iterations - 1]), block.settings, block.sizes)]
+    last = {name: column[-1] for name, column in histories[-1].items()}
+    return _Trained(np.asarray(block.state.params), before, after, last, _joined(histories) if len(kept) else {})
 
 
 def _evaluation_columns(when: str, sums: np.ndarray, episodes: int, exact: Iterable[Any]) -> Columns:
@@ -304,4 +315,4 @@ def _checksums(logits: np.ndarray) -> np.ndarray:
 
 
 def _joined(tables: list[Columns], axis: int = 0) -> Columns:
-    return {name: np.concatenate([one[name] for one in tables], axis) for name in tables[0]} if tables else {}
+    return {name: np.concatenate([one[name] for one in tables], axis) for name in tables[0]}
