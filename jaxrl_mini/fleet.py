@@ -192,6 +192,7 @@ class Stopped(Exception):
     """Someone asked to stop before the part was done."""
 
 
+@np.errstate(over="ignore", invalid="ignore", divide="ignore")  # such runs are marked, in `finite`
 def train_part(
     grid: Grid, number: int, *, device: jax.Device | None = None, stopped: Callable[[], bool] = lambda: False
 ) -> tuple[Columns, Columns]:

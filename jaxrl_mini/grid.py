@@ -71,7 +71,7 @@ class Grid:
 
     settings: tuple[Config, ...]
     """Each with seed 0 in place of the run's, and its learning rate in place of None."""
-    seeds: range | tuple[int, ...]
+    seeds: range | tuple[Any, ...]
     history_every: int = 1
     """Every so many iterations the metrics are kept, and after the last; 0 keeps none."""
 
@@ -94,7 +94,7 @@ class Grid:
             raise UserError(f"--history-every {self.history_every!r} is out of range: expected a whole number from 0")
 
     @classmethod
-    def product(cls, seeds: Iterable[int], history_every: int = 1, **values: Any) -> "Grid":
+    def product(cls, seeds: Iterable[Any], history_every: int = 1, **values: Any) -> "Grid":
         """All combinations of the values given for each field of `Config`; one value may stand for a list of one."""
         lists = {name: _as_list(given) for name, given in values.items()}
         unknown = sorted(set(lists) - {field.name for field in dataclasses.fields(Config)} | set(lists) & {"seed"})
@@ -248,7 +248,7 @@ def _number(word: str) -> int:
     return int(word)
 
 
-def _as_range(seeds: Iterable[int]) -> range | tuple[int, ...]:
+def _as_range(seeds: Iterable[Any]) -> range | tuple[Any, ...]:
     """Consecutive seeds as a range, so that one grid has one form."""
     if isinstance(seeds, range):
         return seeds
