@@ -11,7 +11,7 @@ from scipy.special import log_softmax, ndtri, stdtrit
 
 from jaxrl_mini import rollout
 from jaxrl_mini.task import MAX_STEPS, NUM_ACTIONS, NUM_VARIANTS, TABLES
-from jaxrl_mini.types import Episodes, Exact, Seeds
+from jaxrl_mini.types import AnyArray, Episodes, Exact, Seeds
 
 CONFIDENCE = 0.95
 CHUNK = 512
@@ -74,7 +74,7 @@ class Evaluations:
         return Evaluation(self.episodes, *sums, *(float(column[run]) for column in self.exact))
 
 
-def exact(log_probs: Float[Array | np.ndarray, "24 6 *run"], accepted: Float[Array | np.ndarray, " variant"]) -> Exact:
+def exact(log_probs: Float[AnyArray, "24 6 *run"], accepted: Float[AnyArray, " variant"]) -> Exact:
     """Success probability and expected actions of a policy, by one pass over the steps.
 
     The probability mass over artifacts moves through the transition tables; what is submitted counts with the
@@ -104,13 +104,13 @@ def exact(log_probs: Float[Array | np.ndarray, "24 6 *run"], accepted: Float[Arr
     return Exact(success, actions)
 
 
-def exact_of_logits(logits: Float[Array | np.ndarray, "24 6 *run"], accepted: Float[np.ndarray, " variant"]) -> Exact:
+def exact_of_logits(logits: Float[AnyArray, "24 6 *run"], accepted: Float[np.ndarray, " variant"]) -> Exact:
     """`exact` of a table policy, in float64."""
     return exact(log_softmax(np.asarray(logits, np.float64), axis=1), accepted)
 
 
 def play(
-    logits: Float[np.ndarray, "24 6 run"], seeds: Seeds, verdicts: Bool[np.ndarray, "episode variant"]
+    logits: Float[AnyArray, "24 6 run"], seeds: Seeds, verdicts: Bool[np.ndarray, "episode variant"]
 ) -> Int[np.ndarray, "3 run"]:
     """Plays the evaluation episodes of every run.
 
@@ -136,7 +136,7 @@ def play(
 
 
 def evaluate(
-    logits: Float[np.ndarray, "24 6 run"], seeds: Seeds, verdicts: Bool[np.ndarray, "episode variant"]
+    logits: Float[AnyArray, "24 6 run"], seeds: Seeds, verdicts: Bool[np.ndarray, "episode variant"]
 ) -> Evaluations:
     """Evaluates the policy of every run, by its episodes (see `play`) and exactly."""
     successes, actions, squared_actions = play(logits, seeds, verdicts)
