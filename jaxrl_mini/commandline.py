@@ -1,0 +1,92 @@
+"""What the command lines share: flags from the `Config` fields, one-line errors, devices, the compilation cache."""
+
+import argparse
+import dataclasses
+import os
+import sys
+import types
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from jaxrl_mini.config import Config, UserError
+
+DEVICES = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "tpu": "tpu"}
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line."""
+
+    def __init__(self, prog: str, **options: Any):
+        super().__init__(prog, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+
+    def error(self, message: str) -> NoReturn:
+        """Exits with code 2 and the message."""
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+def add_config_flags(parser: argparse.ArgumentParser, several: bool = False) -> None:
+    """One flag per field of `Config`, with its text and default; each takes several values if asked."""
+    group = parser.add_argument_group("settings of the run")
+    for field in dataclasses.fields(Config):
+        kinds = [kind for kind in getattr(field.type, "__args__", (field.type,)) if kind is not types.NoneType]
+        shown = "" if field.default is None else f" [{field.default}]"
+        group.add_argument(
+            "--" + field.name.replace("_", "-"),
+            type=kinds[0],
+            nargs="+" if several else None,
+            default=[field.default] if several else field.default,
+            choices=field.metadata.get("choices"),
+            metavar=field.metadata.get("metavar", None if "choices" in field.metadata else kinds[0].__name__.upper()),
+            help=field.metadata["help"] + shown,
+        )
+
+
+def add_device_flag(parser: argparse.ArgumentParser) -> None:
+    """The flag that `use_device` takes."""
+    parser.add_argument("--device", choices=DEVICES, help="where to compute [what jax finds: tpu, gpu, then cpu]")
+
+
+def config_from(arguments: argparse.Namespace) -> Config:
+    """The `Config` in parsed flags."""
+    return Config(**{field.name: getattr(arguments, field.name) for field in dataclasses.fields(Config)})
+
+
+def use_device(name: str | None) -> None:
+    """Makes jax compute on the named kind of device, and keep what it compiles in the user's cache folder.
+
+    Raises:
+      UserError: there is no such device; the message names those there are.
+    """
+    import jax
+
+    if name is not None and DEVICES[name] == "cpu":
+        jax.config.update("jax_platforms", "cpu")
+    elif name is not None:
+        try:
+            jax.config.update("jax_default_device", jax.devices(DEVICES[name])[0])
+        except RuntimeError as error:
+            there = sorted({device.platform for device in jax.devices()})
+            raise UserError(f"--device {name} is not there: this machine offers {', '.join(there)}") from error
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        from platformdirs import user_cache_dir
+
+        jax.config.update("jax_compilation_cache_dir", user_cache_dir("jaxrl_mini"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+
+def run_command(command: Callable[[list[str]], int | None], arguments: list[str] | None = None) -> NoReturn:
+    """Runs a command line and exits: 0 or what it returns, 2 with one line on bad input, 130 on Ctrl-C."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        code = command(arguments)
+        sys.stdout.flush()
+    except UserError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        code = 2
+    except KeyboardInterrupt:
+        print("interrupted: nothing was written", file=sys.stderr)
+        code = 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    sys.exit(code)

@@ -1,0 +1,107 @@
+"""The settings of a run: one dataclass for the command line, the library and the record."""
+
+import dataclasses
+import math
+import numbers
+from dataclasses import dataclass
+from typing import Any
+
+BACKENDS = ("table", "hf")
+METHODS = ("grpo", "rs-sft")
+DEFAULT_LR = {"table": 0.08, "hf": 1e-6}
+MAX_SEED = 2**32 - 1
+MAX_COUNT = 2**31 - 1
+
+
+class UserError(ValueError):
+    """What a user asked for cannot be done; the message is one line and says what would be right."""
+
+
+def setting(default: Any, help: str, **metadata: Any) -> Any:
+    """A dataclass field with the text and the limits that the command line and the checks share."""
+    return dataclasses.field(default=default, metadata={"help": help, **metadata})
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that decides a run's numbers.
+
+    Raises:
+      UserError: a value is of the wrong type or outside its range; the message names it and the range.
+    """
+
+    backend: str = setting("table", "policy: a table of logits, or a Hugging Face language model", choices=BACKENDS)
+    method: str = setting("grpo", "clipped policy gradient, or rejection-sampling SFT", choices=METHODS)
+    model: str | None = setting(None, "folder of the language model (backend hf)", metavar="DIR")
+    seed: int = setting(7, "seed of every random draw of the run", minimum=0, maximum=MAX_SEED)
+    iterations: int = setting(100, "training iterations, one batch each", minimum=1)
+    groups: int = setting(4, "groups in a batch; a group shares its verifier inputs", minimum=1)
+    group_size: int = setting(8, "episodes in a group", minimum=2)
+    epochs: int = setting(2, "optimizer steps on each batch", minimum=1)
+    lr: float | None = setting(None, "Adam learning rate [0.08 table, 1e-06 hf]", above=0.0)
+    clip: float = setting(0.2, "ratios are clipped to [1 - clip, 1 + clip]", above=0.0, below=1.0)
+    beta: float = setting(0.02, "coefficient of KL(policy || reference)", minimum=0.0)
+    eval_episodes: int = setting(500, "sampled evaluation episodes, before and after", minimum=1)
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            object.__setattr__(self, field.name, _checked(field, getattr(self, field.name)))
+        if self.backend == "hf" and self.model is None:
+            raise UserError("--model is missing: backend hf needs the folder of a language model")
+        if self.backend != "hf" and self.model is not None:
+            raise UserError(f"--model {self.model} has no use with backend {self.backend}: leave it out or use hf")
+
+    @property
+    def effective_lr(self) -> float:
+        """The learning rate in use: `lr`, or the backend's default."""
+        return DEFAULT_LR[self.backend] if self.lr is None else self.lr
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings as plain data, with `effective_lr` beside them."""
+        return {**dataclasses.asdict(self), "effective_lr": self.effective_lr}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> "Config":
+        """The reverse of `to_dict`.
+
+        Raises:
+          UserError: a key is unknown or missing, a value is wrong, or `effective_lr` contradicts `lr`.
+        """
+        names = {field.name for field in dataclasses.fields(cls)}
+        if set(data) - {"effective_lr"} != names:
+            odd = sorted((set(data) - {"effective_lr"}) ^ names)
+            raise UserError(f"config has unknown or missing keys: {', '.join(map(str, odd))}")
+        config = cls(**{name: data[name] for name in names})
+        if data.get("effective_lr", config.effective_lr) != config.effective_lr:
+            raise UserError(f"effective_lr {data['effective_lr']!r} contradicts lr: expected {config.effective_lr}")
+        return config
+
+
+def _checked(field: "dataclasses.Field[Any]", value: Any) -> Any:
+    """`value` in the field's type and range, else a UserError that names both."""
+    limits, flag = field.metadata, "--" + field.name.replace("_", "-")
+    if value is None and field.default is None:
+        return None
+    if "choices" in limits:
+        if value not in limits["choices"]:
+            raise UserError(f"{flag} {value!r} is unknown: expected one of {', '.join(limits['choices'])}")
+        return value
+    if "metavar" in limits:
+        if not isinstance(value, str) or not value:
+            raise UserError(f"{flag} {value!r} is not a folder's name")
+        return value
+    integral = field.type is int
+    number = isinstance(value, numbers.Integral if integral else numbers.Real) and not isinstance(value, bool)
+    low, high = limits.get("minimum"), limits.get("maximum", MAX_COUNT if integral else math.inf)
+    above, below = limits.get("above"), limits.get("below", math.inf)
+    if (
+        not number
+        or (low is not None and not value >= low)
+        or (above is not None and not value > above)
+        or not (value <= high and value < below)
+    ):
+        kind = "a whole number" if integral else "a number"
+        limit = f"from {low}" if low is not None else f"above {above:g}"
+        limit += f" to {high}" if integral else f" and below {below:g}" if below < math.inf else ", finite"
+        raise UserError(f"{flag} {value!r} is out of range: expected {kind} {limit}")
+    return int(value) if integral else float(value)

@@ -1,0 +1,148 @@
+"""Success and actions per episode: exact by dynamic programming, and sampled, with intervals."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+from scipy.special import ndtri, stdtrit
+
+from jaxrl_mini import rollout
+from jaxrl_mini.policies import table
+from jaxrl_mini.task import MAX_STEPS, NUM_ACTIONS, NUM_VARIANTS, TABLES
+from jaxrl_mini.types import Exact, Sampled, Seeds
+
+CONFIDENCE = 0.95
+CHUNK = 512
+"""Sampled evaluation episodes per call."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One policy's figures: sampled, each with its interval, and exact."""
+
+    episodes: int
+    successes: int
+    actions: int
+    """Actions over all episodes."""
+    squared_actions: int
+    """The sum of squared episode lengths."""
+    exact_success_rate: float
+    exact_mean_actions: float
+
+    @property
+    def success_rate(self) -> float:
+        """Share of successful episodes."""
+        return self.successes / self.episodes
+
+    @property
+    def success_rate_interval(self) -> tuple[float, float]:
+        """95 % interval of the success rate."""
+        return success_interval(self.successes, self.episodes)
+
+    @property
+    def mean_actions(self) -> float:
+        """Actions per episode."""
+        return self.actions / self.episodes
+
+    @property
+    def mean_actions_interval(self) -> tuple[float, float] | None:
+        """95 % interval of the mean actions; None for a single episode."""
+        return mean_interval(self.actions, self.squared_actions, self.episodes)
+
+
+def exact(log_probs: Float[Array, "24 6 *run"], accepted: Float[Array, " variant"]) -> Exact:
+    """Success probability and expected actions of a policy, by one pass over the steps.
+
+    The probability mass over artifacts moves through the transition tables; what is submitted counts with the
+    verifier's acceptance of it. Runs in the precision of `log_probs`.
+
+    Args:
+      log_probs: log-probabilities of the actions in every state.
+      accepted: the share of verifier inputs that accept each artifact.
+    """
+    run_shape = log_probs.shape[2:]
+    probs = jnp.exp(log_probs).reshape(MAX_STEPS, NUM_VARIANTS, NUM_ACTIONS, *run_shape)
+    zero = jnp.zeros(run_shape, probs.dtype)
+    mass = [zero + 1] + [zero] * (NUM_VARIANTS - 1)
+    success = actions = zero
+    for step in range(MAX_STEPS):
+        after = [zero] * NUM_VARIANTS
+        for variant, action in np.ndindex(NUM_VARIANTS, NUM_ACTIONS):
+            flow = mass[variant] * probs[step, variant, action]
+            if TABLES.submits[step, variant, action]:
+                success += flow * accepted[variant]
+            elif not TABLES.ends[step, variant, action]:
+                after[TABLES.next_variant[step, variant, action]] += flow
+        actions += sum(mass)
+        mass = after
+    return Exact(success, actions)
+
+
+@jax.jit
+def evaluate_chunk(
+    logits: Float[Array, "24 6 *run"],
+    seeds: Seeds,
+    chunk: Int[Array, ""],
+    count: Int[Array, ""],
+    verdicts: Bool[Array, "512 variant"],
+) -> Sampled:
+    """Plays the first `count` of the chunk's 512 evaluation episodes and sums over them."""
+    uniforms = rollout.draw_uniforms(seeds, rollout.EVALUATION, chunk, (MAX_STEPS, CHUNK, 1))
+    episodes = rollout.rollout(table.log_probs(logits), uniforms)
+    counted = (jnp.arange(CHUNK) < count).astype(jnp.int32).reshape(CHUNK, 1, *[1] * seeds.ndim)
+    successes = counted * rollout.grade(episodes, verdicts).astype(jnp.int32)
+    lengths = counted * episodes.lengths
+    return Sampled(*(jnp.sum(column, axis=(0, 1)) for column in (successes, lengths, lengths * lengths)))
+
+
+def evaluate(
+    logits: Float[Array, "24 6 run"], seeds: Seeds, verdicts: np.ndarray
+) -> list[Evaluation]:
+    """Evaluates the policy of every run.
+
+    Args:
+      logits: a policy per run.
+      seeds: each run's seed; the evaluation stream depends on it alone, so it is the same before and after.
+      verdicts: bool [episode, variant], the verifier's verdicts; as many episodes are played.
+    """
+    totals = np.zeros((3, len(seeds)), np.int64)
+    for chunk, start in enumerate(range(0, len(verdicts), CHUNK)):
+        graded = verdicts[start : start + CHUNK]
+        padded = np.pad(graded, ((0, CHUNK - len(graded)), (0, 0)))
+        totals += np.array(evaluate_chunk(logits, seeds, chunk, len(graded), padded))
+    expected = np.array(exact_of_logits(logits, verdicts.mean(axis=0, dtype=np.float32)))
+    return [
+        Evaluation(len(verdicts), *(int(total) for total in run_totals), *(float(value) for value in run_expected))
+        for run_totals, run_expected in zip(totals.T, expected.T, strict=True)
+    ]
+
+
+@jax.jit
+def exact_of_logits(logits: Float[Array, "24 6 *run"], accepted: Float[Array, " variant"]) -> Exact:
+    """`exact` of a table policy."""
+    return exact(table.log_probs(logits), accepted)
+
+
+def success_interval(successes: int, episodes: int) -> tuple[float, float]:
+    """The 95 % score interval of a success rate; it has a width even where all episodes succeed.
+
+    (p + z^2 / 2n -+ z * sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n). Source: Wilson 1927, JASA 22(158). The
+    formula stands here since importing scipy.stats would take as long as a training run.
+    """
+    z, rate = float(ndtri((1 + CONFIDENCE) / 2)), successes / episodes
+    center = rate + z**2 / (2 * episodes)
+    half = z * (rate * (1 - rate) / episodes + z**2 / (4 * episodes**2)) ** 0.5
+    scale = 1 + z**2 / episodes
+    return max((center - half) / scale, 0.0), min((center + half) / scale, 1.0)
+
+
+def mean_interval(total: int, squared_total: int, count: int) -> tuple[float, float] | None:
+    """Student's 95 % interval of a mean, from its sums; None where one observation gives no spread."""
+    if count < 2:
+        return None
+    mean = total / count
+    variance = (squared_total - total * mean) / (count - 1)
+    half = float(stdtrit(count - 1, (1 + CONFIDENCE) / 2)) * (max(variance, 0.0) / count) ** 0.5
+    return mean - half, mean + half

@@ -1,0 +1,162 @@
+"""Recorded episodes with the losses, KLs and logits they led to: reading them, and replaying them.
+
+A recording is an `.npz` file; `python -m jaxrl_mini.replay --help` lists its arrays.
+"""
+
+import json
+import zipfile
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from jaxrl_mini import training
+from jaxrl_mini.config import Config, UserError
+from jaxrl_mini.policies import table
+from jaxrl_mini.rollout import episodes_from_actions
+from jaxrl_mini.task import MAX_STEPS, NUM_ACTIONS, NUM_STATES
+from jaxrl_mini.training import Sizes, State
+from jaxrl_mini.types import Settings
+
+HISTORY = ("loss", "mean_kl", "ratio_outside_clip_fraction")
+CONFIG_KEYS = ("method", "iterations", "groups", "group_size", "epochs", "lr", "clip", "beta")
+MAX_BYTES = 2**31
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One training run as recorded."""
+
+    config: Config
+    arrays: dict[str, np.ndarray]
+
+
+def read(path: str | Path) -> Recording:
+    """Reads and checks a recording; nothing in it is unpickled.
+
+    Raises:
+      UserError: the file cannot be read, an array is missing or has another shape, or an episode is impossible.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            if sum(entry.file_size for entry in file.zip.infolist()) > MAX_BYTES:
+                raise UserError(f"recording {path} is larger than {MAX_BYTES} bytes")
+            arrays = {name: file[name] for name in file.files}
+    except OSError as error:
+        raise UserError(f"recording {path} cannot be read ({error.strerror or error})") from error
+    except (ValueError, EOFError, KeyError, AttributeError, zipfile.BadZipFile, NotImplementedError) as error:
+        raise UserError(f"recording {path} is not a readable .npz file") from error
+    config = _config(path, arrays.get("config"))
+    batch = (config.iterations, config.groups, config.group_size)
+    shapes = {
+        "actions": (*batch, MAX_STEPS),
+        "rewards": batch,
+        "advantages": batch,
+        "old_log_probs": (*batch, MAX_STEPS),
+        "logits": (config.iterations + 1, NUM_STATES, NUM_ACTIONS),
+        "history_loss": batch[:1],
+    }
+    shapes |= {f"history_{name}": batch[:1] for name in HISTORY if f"history_{name}" in arrays}
+    for name, shape in shapes.items():
+        if name not in arrays:
+            raise UserError(f"recording {path} lacks the array {name}, shape {list(shape)}")
+        if arrays[name].shape != shape or arrays[name].dtype.kind not in "iufb":
+            kind = f"{arrays[name].dtype} {list(arrays[name].shape)}"
+            raise UserError(f"recording {path}: {name} is {kind}, expected numbers {list(shape)}")
+    if not np.isin(arrays["rewards"], (0, 1)).all():
+        raise UserError(f"recording {path}: rewards must be 0 or 1")
+    _check_actions(path, arrays["actions"])
+    return Recording(config, {name: arrays[name] for name in shapes})
+
+
+def _config(path: str | Path, text: np.ndarray | None) -> Config:
+    try:
+        data = json.loads(str(text[()]))  # type: ignore[index]
+        return Config(**{name: data[name] for name in CONFIG_KEYS})
+    except UserError as error:
+        raise UserError(f"recording {path}: {error}") from error
+    except (TypeError, ValueError, KeyError, IndexError, RecursionError) as error:
+        raise UserError(f"recording {path}: config is not JSON text with {', '.join(CONFIG_KEYS)}") from error
+
+
+def _check_actions(path: str | Path, actions: np.ndarray) -> None:
+    """Episodes start with an action, go on to their end, and stay there."""
+    taken = actions >= 0
+    finish = actions == NUM_ACTIONS - 1
+    ended = np.cumsum(finish, axis=-1) - finish > 0
+    if not (np.isin(actions, np.arange(-1, NUM_ACTIONS)).all() and (taken != ended).all()):
+        raise UserError(f"recording {path}: actions must be 0 to {NUM_ACTIONS - 1} up to the end of an episode, then -1")
+
+
+def replay_errors(recording: Recording) -> dict[str, float | None]:
+    """The largest absolute difference of each figure between the recording and our update of its episodes.
+
+    Every iteration starts at the recorded policy, with the moments that our Adam accumulated so far, and one
+    update must lead to the next recorded policy: a far sharper check than a free run, since an aggressive run is
+    chaotic (two correct float32 programs part by 0.1 within 40 iterations). Logits are compared after subtracting
+    each state's mean: a constant per state changes no probability, and Adam makes one of 0.06 out of the rounding
+    of a gradient that is 0.
+
+    A figure that is not in the recording gives None, one that is not a number on one side alone infinity.
+    """
+    config, arrays = recording.config, recording.arrays
+    sizes = Sizes(config.method, config.groups, config.group_size, config.epochs)
+    settings = Settings(*(jnp.float32(value) for value in (config.effective_lr, config.clip, config.beta)))
+    logits = jnp.asarray(arrays["logits"], jnp.float32)
+    reference = table.log_probs(logits[0])
+    moments = training.initial_state(logits[0]).moments
+    actions = np.moveaxis(arrays["actions"], -1, 1).astype(np.int32)
+    figures = []
+    for i, rewards in enumerate(arrays["rewards"].astype(np.float32)):
+        moments, one = _iteration(State(logits[i], moments), actions[i], rewards, reference, settings, sizes)
+        figures.append(jax.device_get(one))
+    theirs = {
+        **{name: arrays.get(f"history_{name}") for name in HISTORY},
+        "advantages": arrays["advantages"],
+        "logits": _centered(arrays["logits"][1:]),
+        "behavior_log_probs": arrays["old_log_probs"],
+    }
+    ours = {name: np.stack([one[name] for one in figures]) for name in theirs}
+    ours["logits"] = _centered(ours["logits"])
+    return {name: _max_error(ours[name], theirs[name]) for name in theirs}
+
+
+@partial(jax.jit, static_argnames="sizes")
+def _iteration(
+    state: State,
+    actions: Int[Array, "step group episode"],
+    rewards: Float[Array, "group episode"],
+    reference: Float[Array, "state action"],
+    settings: Settings,
+    sizes: Sizes,
+) -> tuple[Any, dict[str, Array]]:
+    """One update; the moments after it, and its figures under the names and axes of a recording."""
+    episodes = episodes_from_actions(actions)
+    log_probs = table.log_probs(state.params)
+    taken = jnp.where(episodes.choices >= 0, log_probs[episodes.states, episodes.actions], 0.0)
+    state, metrics = training.learn(state, episodes, rewards, reference, settings, sizes)
+    return state.moments, {
+        **{name: metrics[name] for name in HISTORY},
+        "advantages": training.advantages(rewards, sizes.method) if sizes.method == "grpo" else 0.0 * rewards,
+        "logits": state.params,
+        "behavior_log_probs": jnp.moveaxis(taken, 0, -1),
+    }
+
+
+def _centered(logits: np.ndarray) -> np.ndarray:
+    return logits - logits.mean(axis=-1, keepdims=True, dtype=np.float64)
+
+
+def _max_error(ours: np.ndarray, theirs: np.ndarray | None) -> float | None:
+    if theirs is None:
+        return None
+    theirs = theirs.astype(ours.dtype)
+    same = (ours == theirs) | (np.isnan(ours) & np.isnan(theirs))
+    with np.errstate(invalid="ignore"):
+        difference = np.where(same, 0.0, np.abs(ours - theirs))
+    return float(np.max(np.where(np.isnan(difference), np.inf, difference)))

@@ -1,0 +1,221 @@
+"""Run records: what is in them, how they are written whole or not at all, and how they are read back."""
+
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import jax
+import numpy as np
+
+from jaxrl_mini.config import Config, UserError
+from jaxrl_mini.evaluation import Evaluation
+from jaxrl_mini.fleet import Result
+
+SCHEMA_VERSION = 1
+SCOPE = (
+    "One run on one small, fully observable task with a private verifier. It shows how a training loop behaves "
+    "here, exactly; it says nothing about agents in open environments."
+)
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
+
+
+def runtime() -> dict[str, Any]:
+    """Where a run's numbers came from: versions, platform, devices, precision flags, commit."""
+    devices = jax.devices()
+    return {
+        "python": platform.python_version(),
+        **{package: importlib.metadata.version(package) for package in PACKAGES},
+        "jaxrl_mini": importlib.metadata.version("jaxrl_mini"),
+        "platform": platform.platform(),
+        "device_kind": devices[0].device_kind,
+        "device_platform": devices[0].platform,
+        "device_count": len(devices),
+        "precision": {
+            "enable_x64": bool(jax.config.jax_enable_x64),
+            "default_matmul_precision": jax.config.jax_default_matmul_precision,
+            "xla_flags": os.environ.get("XLA_FLAGS", ""),
+        },
+        **_git_state(),
+    }
+
+
+def _git_state() -> dict[str, Any]:
+    """The commit of the checkout this package lies in, and whether it differs from it; None outside one."""
+
+    def git(*arguments: str) -> str | None:
+        command = ["git", "-C", str(Path(__file__).resolve().parent), *arguments]
+        try:
+            return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+        except (OSError, subprocess.SubprocessError):
+            return None
+
+    tracked = git("ls-files", "--error-unmatch", __file__) is not None
+    commit = git("rev-parse", "HEAD") if tracked else None
+    return {"git_commit": commit, "git_dirty": None if commit is None else bool(git("status", "--porcelain"))}
+
+
+def build(result: Result) -> dict[str, Any]:
+    """The record of a run, as plain data (see `record.schema.json` beside this file)."""
+    columns = {name: column.tolist() for name, column in result.history.items()}
+    history = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    return finite(
+        {
+            "schema_version": SCHEMA_VERSION,
+            "scope": SCOPE,
+            "config": result.config.to_dict(),
+            "runtime": runtime(),
+            "before": summary(result.before),
+            "after": summary(result.after),
+            "history": history,
+            "timing": dict(result.timing),
+        }
+    )
+
+
+def summary(evaluation: Evaluation) -> dict[str, Any]:
+    """An evaluation's figures, each with its 95 % interval and its exact twin."""
+    return {
+        "episodes": evaluation.episodes,
+        "successes": evaluation.successes,
+        "success_rate": evaluation.success_rate,
+        "success_rate_interval": evaluation.success_rate_interval,
+        "exact_success_rate": evaluation.exact_success_rate,
+        "mean_actions": evaluation.mean_actions,
+        "mean_actions_interval": evaluation.mean_actions_interval,
+        "exact_mean_actions": evaluation.exact_mean_actions,
+    }
+
+
+def finite(value: Any) -> Any:
+    """`value` with tuples as lists, and None in place of what JSON cannot say (NaN and the infinities)."""
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class Output:
+    """A file that appears under its name whole, at `commit`, or not at all.
+
+    Opening it creates the temporary file beside the target, so that a folder that cannot be written to is found
+    before anything is computed.
+
+    Raises:
+      UserError: the target is a folder or not a regular file, or its folder cannot be created or written.
+    """
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        if self.path.is_dir():
+            raise UserError(f"output {path} is a folder: name a file in it")
+        if self.path.exists() and not self.path.is_file():
+            raise UserError(f"output {path} is not a regular file: name another")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor, name = tempfile.mkstemp(prefix=f".{self.path.name}.", suffix=".part", dir=self.path.parent)
+        except OSError as error:
+            raise UserError(f"output {path} cannot be written ({error.strerror}): choose another place") from error
+        os.close(descriptor)
+        self._part = Path(name)
+
+    def __enter__(self) -> "Output":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._part.unlink(missing_ok=True)
+
+    def commit(self, write: Callable[[IO[bytes]], object]) -> None:
+        """Writes beside the target, flushes to disk, and renames over it.
+
+        Raises:
+          UserError: the disk refused; the target is as it was before.
+        """
+        try:
+            with self._part.open("wb") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            umask = os.umask(0)
+            os.umask(umask)
+            self._part.chmod(0o666 & ~umask)
+            self._part.replace(self.path)
+        except OSError as error:
+            raise UserError(f"output {self.path} could not be written ({error.strerror}): it is as before") from error
+
+
+@contextmanager
+def optional_output(path: str | None) -> Iterator[Output | None]:
+    """An `Output`, or None where no file is asked for."""
+    if path is None:
+        yield None
+    else:
+        with Output(path) as output:
+            yield output
+
+
+def check_replaceable(path: str | Path, config: Config) -> None:
+    """Refuses to replace a file that is not a record of the same config.
+
+    Raises:
+      UserError: the file is something else, or a record of another config.
+    """
+    if not Path(path).is_file():
+        return
+    try:
+        there = read(path)["config"]
+    except UserError as error:
+        raise UserError(f"output {path} exists and is no record: name another file or use --overwrite") from error
+    mine = config.to_dict()
+    names = [name for name in mine if there.get(name) != mine[name]]
+    if names:
+        differences = ", ".join(f"{name} {there.get(name)!r} there, {mine[name]!r} here" for name in names)
+        raise UserError(f"output {path} holds another run ({differences}): name another file or use --overwrite")
+
+
+def write(record: Mapping[str, Any], output: Output) -> None:
+    """Writes a record as JSON."""
+    text = json.dumps(record, indent=1, allow_nan=False) + "\n"
+    output.commit(lambda file: file.write(text.encode()))
+
+
+def read(path: str | Path) -> dict[str, Any]:
+    """Reads a record back.
+
+    Raises:
+      UserError: the file cannot be read, or is not a record of a schema this version knows.
+    """
+    try:
+        data = json.loads(Path(path).read_bytes())
+    except OSError as error:
+        raise UserError(f"record {path} cannot be read ({error.strerror})") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"record {path} is not JSON") from error
+    if not isinstance(data, dict) or data.get("schema_version") != SCHEMA_VERSION:
+        raise UserError(f"record {path} is not of schema version {SCHEMA_VERSION}")
+    if not isinstance(data.get("config"), dict) or not isinstance(data.get("history"), list):
+        raise UserError(f"record {path} lacks its config or history")
+    return data
+
+
+def write_trajectories(result: Result, output: Output) -> None:
+    """Writes the sampled episodes and what they led to, in the format that `replay` reads."""
+    trajectories = result.trajectories
+    assert trajectories is not None, "the run was made without trajectories"
+    config = {name: value for name, value in result.config.to_dict().items() if name not in ("lr", "effective_lr")}
+    arrays = {
+        "config": np.array(json.dumps({**config, "lr": result.config.effective_lr})),
+        **trajectories,
+        **{f"history_{name}": column for name, column in result.history.items() if name != "iteration"},
+        "before": np.array(json.dumps(finite(summary(result.before)))),
+        "after": np.array(json.dumps(finite(summary(result.after)))),
+    }
+    output.commit(lambda file: np.savez_compressed(file, allow_pickle=False, **arrays))

@@ -1,0 +1,46 @@
+"""Replays recorded episodes through our update and compares what they lead to: ``replay FILE.npz ...``."""
+
+import json
+import math
+
+from jaxrl_mini import commandline
+from jaxrl_mini.config import UserError
+
+EXAMPLES = """\
+example:
+  python -m jaxrl_mini.train --seed 7 --trajectories run.npz
+  python -m jaxrl_mini.replay run.npz
+
+Prints a JSON object per file and exits with code 1 where an error exceeds the tolerance. To check a port of the loop
+to another framework, record its run: `config` (JSON text: method, iterations, groups, group_size, epochs, lr, clip,
+beta), `actions` int8 [iteration, group, episode, step] with -1 after the end, `rewards`, `advantages`,
+`old_log_probs`, `logits` [iteration + 1, state, action], and `history_loss`, `history_mean_kl`,
+`history_ratio_outside_clip_fraction`.
+"""
+
+
+def main(arguments: list[str]) -> int:
+    """Parses, replays, prints."""
+    parser = commandline.Parser("python -m jaxrl_mini.replay", description=__doc__, epilog=EXAMPLES)
+    parser.add_argument("files", nargs="+", metavar="FILE.npz", help="a recording, as `train --trajectories` writes it")
+    parser.add_argument("--tolerance", type=float, default=1e-4, help="largest absolute error accepted [1e-4]")
+    commandline.add_device_flag(parser)
+    flags = parser.parse_args(arguments)
+    if not 0 <= flags.tolerance < math.inf:
+        raise UserError(f"--tolerance {flags.tolerance} is out of range: expected a number from 0, finite")
+    commandline.use_device(flags.device)
+    from jaxrl_mini import recording
+
+    loaded = [recording.read(path) for path in flags.files]
+    all_ok = True
+    for path, one in zip(flags.files, loaded, strict=True):
+        errors = recording.replay_errors(one)
+        ok = all(error <= flags.tolerance for error in errors.values() if error is not None)
+        all_ok &= ok
+        shown = {name: error if error is None or math.isfinite(error) else None for name, error in errors.items()}
+        print(json.dumps({"file": path, "iterations": one.config.iterations, "max_abs_error": shown, "ok": ok}))
+    return 0 if all_ok else 1
+
+
+if __name__ == "__main__":
+    commandline.run_command(main)

@@ -1,0 +1,70 @@
+"""Trains a policy and writes the record of the run: ``python -m jaxrl_mini.train --seed 7``."""
+
+import json
+import sys
+from pathlib import Path
+
+from jaxrl_mini import commandline
+from jaxrl_mini.config import Config, UserError
+
+EXAMPLES = """\
+examples:
+  python -m jaxrl_mini.train --seed 7
+  python -m jaxrl_mini.train --method rs-sft --iterations 200 --output runs/sft.json
+
+On stdout: the metrics as JSON lines every 20 iterations, then a line with `before`, `after` and `output`.
+"""
+
+
+def default_output(config: Config) -> str:
+    """Where the record goes unless `--output` says otherwise."""
+    return f"runs/{config.backend}-{config.method}-seed-{config.seed}.json"
+
+
+def main(arguments: list[str]) -> None:
+    """Parses, trains, writes."""
+    parser = commandline.Parser("python -m jaxrl_mini.train", description="Trains a policy.", epilog=EXAMPLES)
+    commandline.add_config_flags(parser)
+    commandline.add_device_flag(parser)
+    parser.add_argument("--output", metavar="FILE", help="the record [runs/BACKEND-METHOD-seed-SEED.json]")
+    parser.add_argument("--overwrite", action="store_true", help="replace an output that is another run's")
+    parser.add_argument("--trajectories", metavar="FILE", help="also write the sampled episodes, for replay (.npz)")
+    flags = parser.parse_args(arguments)
+    config = commandline.config_from(flags)
+    if config.backend == "hf":
+        raise UserError("--backend hf does not exist yet: use --backend table")
+    path = Path(flags.output or default_output(config))
+    if flags.trajectories is not None and Path(flags.trajectories).resolve() == path.resolve():
+        raise UserError(f"--trajectories {flags.trajectories} is also the output: name another file")
+
+    commandline.use_device(flags.device)
+    from tqdm import tqdm
+
+    from jaxrl_mini import fleet, records
+
+    if not flags.overwrite:
+        records.check_replaceable(path, config)
+        if flags.trajectories is not None and Path(flags.trajectories).exists():
+            raise UserError(f"--trajectories {flags.trajectories} exists: name another file or use --overwrite")
+    with (
+        records.Output(path) as output,
+        records.optional_output(flags.trajectories) as trajectories,
+        tqdm(total=config.iterations, unit="iteration", disable=not sys.stderr.isatty()) as bar,
+    ):
+
+        def report(history: fleet.History) -> None:
+            last = {name: column[-1].item() for name, column in history.items()}
+            bar.update(len(history["iteration"]))
+            with tqdm.external_write_mode():
+                print(json.dumps(records.finite(last)), flush=True)
+
+        result = fleet.run(config, on_chunk=report, trajectories=trajectories is not None)
+        if trajectories is not None:
+            records.write_trajectories(result, trajectories)
+        record = records.build(result)
+        records.write(record, output)
+    print(json.dumps({"before": record["before"], "after": record["after"], "output": str(path)}))
+
+
+if __name__ == "__main__":
+    commandline.run_command(main)
