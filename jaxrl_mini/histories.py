@@ -8,7 +8,7 @@ episode is still open.
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Array, Float
 
 from jaxrl_mini.task import ACTIONS, MAX_STEPS, NUM_ACTIONS, TABLES, VARIANTS
 
@@ -60,7 +60,7 @@ class Expectations(NamedTuple):
     mean_actions: float
 
 
-def expectations(histories: Histories, log_probs: Float[np.ndarray, "history action"]) -> Expectations:
+def expectations(histories: Histories, log_probs: Float[np.ndarray | Array, "history action"]) -> Expectations:
     """Sums over all episodes, in float64, by one pass down the tree and one up.
 
     reach[h] = reach[parent] * pi(action | parent); success = sum of reach * pi(finish) where all is repaired;

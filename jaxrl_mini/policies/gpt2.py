@@ -138,15 +138,7 @@ class GPT2(nnx.Module):
         self.wpe = _embedding(config, config.n_positions, dtype, rngs)
         self.h = nnx.List([Block(config, layer, dtype, rngs) for layer in range(config.n_layer)])
         self.ln_f = _layer_norm(config, dtype, rngs)
-        self.lm_head = None
-        if not config.tie_word_embeddings:
-            self.lm_head = nnx.Linear(
-                config.n_embd,
-                config.vocab_size,
-                use_bias=False,
-                kernel_init=nnx.initializers.normal(config.initializer_range),
-                rngs=rngs,
-            )
+        self.lm_head = None if config.tie_word_embeddings else _head(config, rngs)
 
     def __call__(
         self,
@@ -184,6 +176,11 @@ def _linear(
 ) -> nnx.Linear:
     deviation = config.initializer_range / (2 * config.n_layer) ** 0.5 if residual else config.initializer_range
     return nnx.Linear(inputs, outputs, dtype=dtype, kernel_init=nnx.initializers.normal(deviation), rngs=rngs)
+
+
+def _head(config: GPT2Config, rngs: nnx.Rngs) -> nnx.Linear:
+    init = nnx.initializers.normal(config.initializer_range)
+    return nnx.Linear(config.n_embd, config.vocab_size, use_bias=False, kernel_init=init, rngs=rngs)
 
 
 def _embedding(config: GPT2Config, rows: int, dtype: DTypeLike, rngs: nnx.Rngs) -> nnx.Embed:

@@ -120,19 +120,18 @@ def _packed_mask(steps: int, width: int, tree: TokenTree) -> np.ndarray:
 class LanguagePolicy:
     """A network and the task in its tokens; parameters come as an argument, so that jit and grad see them."""
 
-    network: nnx.GraphDef[GPT2]
+    network: nnx.GraphDef
     task: TaskTokens
 
     def read_opening(self, params: PyTree) -> tuple[Float[Array, " action"], Context]:
-        """Log-probabilities of the first action, and the context that every episode continues."""
+        """Scores of the first action, and the context that every episode continues."""
         tokens = jnp.asarray(self.task.opening)[None, None]  # [1, 1, token]
         length = tokens.shape[-1]
         scores, cache = score(self._merge(params), self.task.tree, tokens, jnp.full((1, 1), length))
-        context = Context(cache, jnp.ones((1, length), bool), jnp.full(1, length))
-        return jax.nn.log_softmax(scores[0, 0]), context
+        return scores[0, 0], Context(cache, jnp.ones((1, length), bool), jnp.full(1, length))
 
-    def log_probs(self, params: PyTree, actions: Int[Array, "step episode"]) -> Float[Array, "step episode action"]:
-        """Log-probabilities of all six actions at every step of some episodes.
+    def scores(self, params: PyTree, actions: Int[Array, "step episode"]) -> Float[Array, "step episode action"]:
+        """Scores of all six actions at every step of some episodes.
 
         An episode is one packed row behind the shared opening.
 
@@ -141,16 +140,19 @@ class LanguagePolicy:
           actions: the actions taken, -1 after an episode's end. The last step's do not matter.
 
         Returns:
-          Normalized log-probabilities; after an episode's end they are finite and mean nothing.
+          Scores before normalization; after an episode's end they are finite and mean nothing.
         """
         first, context = self.read_opening(params)
         episodes = actions.shape[1]
         tokens, lengths = self._segments(actions[:-1], _variants(actions)[:-1])
-        scores, _ = score(
+        later, _ = score(
             self._merge(params), self.task.tree, tokens.swapaxes(0, 1), lengths.T, context.repeat(episodes)
         )
-        later = jax.nn.log_softmax(scores.swapaxes(0, 1))  # [step - 1, episode, action]
-        return jnp.concatenate([jnp.broadcast_to(first, (1, episodes, len(ACTIONS))), later])
+        return jnp.concatenate([jnp.broadcast_to(first, (1, episodes, len(ACTIONS))), later.swapaxes(0, 1)])
+
+    def log_probs(self, params: PyTree, actions: Int[Array, "step episode"]) -> Float[Array, "step episode action"]:
+        """Log-probabilities of all six actions at every step of some episodes: the softmax of `scores`."""
+        return jax.nn.log_softmax(self.scores(params, actions))
 
     def sample(
         self, params: PyTree, uniforms: Float[Array, "step episode"]
@@ -204,7 +206,8 @@ class LanguagePolicy:
 
         nothing = jnp.full((MAX_STEPS, episodes), -1), jnp.zeros((MAX_STEPS, episodes, len(ACTIONS)))
         alive = jnp.ones(episodes, bool)
-        actions, log_probs = act(0, jnp.broadcast_to(first, (episodes, len(ACTIONS))), alive, *nothing)
+        first = jnp.broadcast_to(jax.nn.log_softmax(first), (episodes, len(ACTIONS)))
+        actions, log_probs = act(0, first, alive, *nothing)
         carry = 1, actions[0] != FINISH, jnp.zeros(episodes, int), context, actions, log_probs
         *_, actions, log_probs = lax.while_loop(some_alive, play, carry)
         return actions, log_probs
@@ -220,7 +223,7 @@ class LanguagePolicy:
         tokens, lengths = self._segment(
             np.maximum(histories.step - 1, 0), histories.variant[histories.parent], histories.action
         )
-        results, pages = [first[None]], []  # per level; a page holds one history's segment
+        results, pages = [jax.nn.log_softmax(first)[None]], []  # per level; a page holds one history's segment
 
         def read(these: Int[Array, " row"], step: int) -> tuple[Float[Array, "row action"], Cache]:
             rows = len(these)

@@ -20,7 +20,9 @@ import safetensors
 import safetensors.numpy
 from flax import nnx
 from jax.typing import DTypeLike
+from jaxtyping import PyTree
 
+from jaxrl_mini.config import UserError
 from jaxrl_mini.policies.gpt2 import ACTIVATIONS, GPT2, GPT2Config
 from jaxrl_mini.policies.prompts import Encode
 
@@ -41,7 +43,7 @@ COMPANIONS = (
 """The files beside the weights that go from a loaded folder to a saved one."""
 
 
-class CheckpointError(ValueError):
+class CheckpointError(UserError):
     """A folder that cannot be read or written as a checkpoint; one line that says what and why."""
 
 
@@ -50,8 +52,8 @@ class Checkpoint:
     """A model as read from a folder."""
 
     config: GPT2Config
-    network: nnx.GraphDef[GPT2]
-    params: nnx.State
+    network: nnx.GraphDef
+    params: PyTree
     """The weights, in float32 whatever the file held."""
     encode: Encode
     end_of_text: int
@@ -102,7 +104,7 @@ def check_destination(folder: str | os.PathLike[str], overwrite: bool = False) -
 
 
 def save_checkpoint(
-    folder: str | os.PathLike[str], checkpoint: Checkpoint, params: nnx.State, overwrite: bool = False
+    folder: str | os.PathLike[str], checkpoint: Checkpoint, params: PyTree, overwrite: bool = False
 ) -> None:
     """Writes a folder that `transformers` loads as a causal language model, whole or not at all.
 
@@ -130,6 +132,7 @@ def save_checkpoint(
         safetensors.numpy.save_file(tensors, aside / WEIGHTS, metadata={"format": "pt"})
         for name, data in companions.items():
             (aside / name).write_bytes(data)
+        (aside / WEIGHTS).chmod((aside / "config.json").stat().st_mode)  # the library makes it private
         for path in (*aside.iterdir(), aside):
             _flush(path)
         if overwrite and folder.exists():
@@ -191,8 +194,14 @@ def _read_tokenizer(folder: Path) -> tuple[Encode, int]:
         folder,
         "tokenizer",
     )
-    if tokenizer.eos_token_id is None:
-        raise CheckpointError(f"model {str(folder)!r} has no EOS token: set eos_token in tokenizer_config.json")
+    # Where the files name none, some classes of transformers invent one past the vocabulary.
+    files = [folder / name for name in ("tokenizer.json", "vocab.json", "added_tokens.json")]
+    vocabulary = "".join(path.read_text("utf-8") for path in files if path.is_file())
+    token = tokenizer.eos_token
+    if token is None or not (token in vocabulary or json.dumps(token)[1:-1] in vocabulary):
+        raise CheckpointError(
+            f"model {str(folder)!r} has no EOS token: set eos_token in tokenizer_config.json to one of its vocabulary"
+        )
 
     def encode(texts):
         if not texts:
@@ -244,7 +253,7 @@ def _tensors(files: list[Path]) -> Iterator[tuple[str, np.ndarray]]:
             raise CheckpointError(f"weights {str(path)!r} cannot be read: {error}") from error
 
 
-def _read_weights(folder: Path, files: list[Path], shapes: nnx.State, config: GPT2Config) -> nnx.State:
+def _read_weights(folder: Path, files: list[Path], shapes: PyTree, config: GPT2Config) -> PyTree:
     tensors = dict(_tensors(files))
     if config.tie_word_embeddings and "lm_head.weight" in tensors:
         head = tensors.pop("lm_head.weight")

@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxrl_mini.config import UserError
 from jaxrl_mini.task import ACTIONS, MAX_STEPS, NUM_ACTIONS, NUM_VARIANTS, TABLES, VARIANTS, BinarySearchRepair
 
 HEADER = (
-    "Repair a binary search. Two lines can be wrong: low = mid should be low = mid + 1, "
-    "high = mid should be high = mid - 1.\n"
-    "Actions: read shows both lines, fix_low and fix_high repair one, undo_low breaks the low line again, "
-    "test runs the public test, finish submits the code.\n"
+    "Repair a binary search. Right is low = mid + 1 and high = mid - 1.\n"
+    "Actions: read looks, fix_low and fix_high repair a line, undo_low breaks one again, "
+    "test runs the public test, finish submits.\n"
 )
 CUE = "\nAction:"
 CANDIDATES = tuple(f" {action}" for action in ACTIONS)
@@ -31,7 +31,7 @@ Encode = Callable[[Sequence[str]], list[list[int]]]
 """Turns texts into token ids, with no special token added and none recognized in the text."""
 
 
-class PromptError(ValueError):
+class PromptError(UserError):
     """A text that cannot be scored with a given tokenizer or network; one line that says which and why."""
 
 
