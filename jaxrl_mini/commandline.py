@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 import os
 import sys
-import types
+import typing
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -28,15 +28,16 @@ def add_config_flags(parser: argparse.ArgumentParser, several: bool = False) -> 
     """One flag per field of `Config`, with its text and default; each takes several values if asked."""
     group = parser.add_argument_group("settings of the run")
     for field in dataclasses.fields(Config):
-        kinds = [kind for kind in getattr(field.type, "__args__", (field.type,)) if kind is not types.NoneType]
+        union = typing.get_args(field.type) or (field.type,)
+        kind = next(kind for kind in union if kind is not type(None))
         shown = "" if field.default is None else f" [{field.default}]"
         group.add_argument(
             "--" + field.name.replace("_", "-"),
-            type=kinds[0],
+            type=kind,
             nargs="+" if several else None,
             default=[field.default] if several else field.default,
             choices=field.metadata.get("choices"),
-            metavar=field.metadata.get("metavar", None if "choices" in field.metadata else kinds[0].__name__.upper()),
+            metavar=field.metadata.get("metavar", None if "choices" in field.metadata else kind.__name__.upper()),
             help=field.metadata["help"] + shown,
         )
 

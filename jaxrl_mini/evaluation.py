@@ -1,12 +1,14 @@
 """Success and actions per episode: exact by dynamic programming, and sampled, with intervals."""
 
+import functools
+import operator
 from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
-from scipy.special import ndtri, stdtrit
+from scipy.special import log_softmax, ndtri, stdtrit
 
 from jaxrl_mini import rollout
 from jaxrl_mini.policies import table
@@ -52,19 +54,20 @@ class Evaluation:
         return mean_interval(self.actions, self.squared_actions, self.episodes)
 
 
-def exact(log_probs: Float[Array, "24 6 *run"], accepted: Float[Array, " variant"]) -> Exact:
+def exact(log_probs: Float[Array | np.ndarray, "24 6 *run"], accepted: Float[Array | np.ndarray, " variant"]) -> Exact:
     """Success probability and expected actions of a policy, by one pass over the steps.
 
     The probability mass over artifacts moves through the transition tables; what is submitted counts with the
-    verifier's acceptance of it. Runs in the precision of `log_probs`.
+    verifier's acceptance of it. Works on NumPy and on JAX arrays, in the precision of `log_probs`.
 
     Args:
       log_probs: log-probabilities of the actions in every state.
       accepted: the share of verifier inputs that accept each artifact.
     """
+    xp = log_probs.__array_namespace__()
     run_shape = log_probs.shape[2:]
-    probs = jnp.exp(log_probs).reshape(MAX_STEPS, NUM_VARIANTS, NUM_ACTIONS, *run_shape)
-    zero = jnp.zeros(run_shape, probs.dtype)
+    probs = xp.exp(log_probs).reshape(MAX_STEPS, NUM_VARIANTS, NUM_ACTIONS, *run_shape)
+    zero = xp.zeros(run_shape, dtype=probs.dtype)
     mass = [zero + 1] + [zero] * (NUM_VARIANTS - 1)
     success = actions = zero
     for step in range(MAX_STEPS):
@@ -72,12 +75,18 @@ def exact(log_probs: Float[Array, "24 6 *run"], accepted: Float[Array, " variant
         for variant, action in np.ndindex(NUM_VARIANTS, NUM_ACTIONS):
             flow = mass[variant] * probs[step, variant, action]
             if TABLES.submits[step, variant, action]:
-                success += flow * accepted[variant]
+                success = success + flow * accepted[variant]
             elif not TABLES.ends[step, variant, action]:
-                after[TABLES.next_variant[step, variant, action]] += flow
-        actions += sum(mass)
+                target = TABLES.next_variant[step, variant, action]
+                after[target] = after[target] + flow
+        actions = actions + functools.reduce(operator.add, mass)
         mass = after
     return Exact(success, actions)
+
+
+def exact_of_logits(logits: Float[Array | np.ndarray, "24 6 *run"], accepted: Float[np.ndarray, " variant"]) -> Exact:
+    """`exact` of a table policy, in float64."""
+    return exact(log_softmax(np.asarray(logits, np.float64), axis=1), accepted)
 
 
 @jax.jit
@@ -89,8 +98,9 @@ def evaluate_chunk(
     verdicts: Bool[Array, "512 variant"],
 ) -> Sampled:
     """Plays the first `count` of the chunk's 512 evaluation episodes and sums over them."""
-    uniforms = rollout.draw_uniforms(seeds, rollout.EVALUATION, chunk, (MAX_STEPS, CHUNK, 1))
-    episodes = rollout.rollout(table.log_probs(logits), uniforms)
+    episodes = rollout.rollout(
+        table.log_probs(logits), seeds, chunk, stream=rollout.EVALUATION, groups=CHUNK, group_size=1
+    )
     counted = (jnp.arange(CHUNK) < count).astype(jnp.int32).reshape(CHUNK, 1, *[1] * seeds.ndim)
     successes = counted * rollout.grade(episodes, verdicts).astype(jnp.int32)
     lengths = counted * episodes.lengths
@@ -98,31 +108,25 @@ def evaluate_chunk(
 
 
 def evaluate(
-    logits: Float[Array, "24 6 run"], seeds: Seeds, verdicts: np.ndarray
+    logits: Float[Array, "24 6 run"], seeds: Seeds, verdicts: Bool[np.ndarray, "episode variant"]
 ) -> list[Evaluation]:
     """Evaluates the policy of every run.
 
     Args:
       logits: a policy per run.
       seeds: each run's seed; the evaluation stream depends on it alone, so it is the same before and after.
-      verdicts: bool [episode, variant], the verifier's verdicts; as many episodes are played.
+      verdicts: the verifier's verdicts; as many episodes are played.
     """
-    totals = np.zeros((3, len(seeds)), np.int64)
+    sums = np.zeros((3, len(seeds)), np.int64)
     for chunk, start in enumerate(range(0, len(verdicts), CHUNK)):
         graded = verdicts[start : start + CHUNK]
         padded = np.pad(graded, ((0, CHUNK - len(graded)), (0, 0)))
-        totals += np.array(evaluate_chunk(logits, seeds, chunk, len(graded), padded))
-    expected = np.array(exact_of_logits(logits, verdicts.mean(axis=0, dtype=np.float32)))
+        sums += np.array(evaluate_chunk(logits, seeds, chunk, len(graded), padded))
+    expected = np.array(exact_of_logits(logits, verdicts.mean(axis=0)))
     return [
-        Evaluation(len(verdicts), *(int(total) for total in run_totals), *(float(value) for value in run_expected))
-        for run_totals, run_expected in zip(totals.T, expected.T, strict=True)
+        Evaluation(len(verdicts), *(int(total) for total in run_sums), *(float(value) for value in run_expected))
+        for run_sums, run_expected in zip(sums.T, expected.T, strict=True)
     ]
-
-
-@jax.jit
-def exact_of_logits(logits: Float[Array, "24 6 *run"], accepted: Float[Array, " variant"]) -> Exact:
-    """`exact` of a table policy."""
-    return exact(table.log_probs(logits), accepted)
 
 
 def success_interval(successes: int, episodes: int) -> tuple[float, float]:

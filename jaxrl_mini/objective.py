@@ -9,96 +9,178 @@ near 0 by construction while its gradient does not: read the gradient norm and t
 group whose rewards are all equal has advantage 0; a batch of such groups has loss beta * KL, and moves by it.
 """
 
-import jax
+import functools
+from functools import partial
+
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_mini.task import MAX_STEPS, NUM_ACTIONS, NUM_STATES, NUM_VARIANTS
-from jaxrl_mini.types import Credit, Episodes
+from jaxrl_mini.types import Advantages, Credit, Episodes, Settings
+from jaxrl_mini.xla import pick, stage, total
+
+
+def outcome_advantages(successes: Float[Array, "group *run"], group_size: int) -> Advantages:
+    """The advantage of a failure and of a success in a group with k successes among n episodes.
+
+    (reward - group mean) / group standard deviation, the population's; for rewards of 0 and 1 that is
+    -sqrt(k / (n - k)) and sqrt((n - k) / k), and exactly 0 where all rewards of a group are equal. Source:
+    group-relative advantage of GRPO, Shao et al. 2024 (arXiv 2402.03300), section 4.1.2.
+    """
+    failures = group_size - successes
+    mixed = (successes > 0) & (failures > 0)
+    odds = jnp.where(mixed, successes, 1.0) / jnp.where(mixed, failures, 1.0)
+    return Advantages(jnp.where(mixed, -jnp.sqrt(odds), 0.0), jnp.where(mixed, jnp.sqrt(1.0 / odds), 0.0))
 
 
 def group_advantages(rewards: Float[Array, "group episode *run"]) -> Float[Array, "group episode *run"]:
-    """(reward - group mean) / group standard deviation; exactly 0 where all rewards of a group are equal.
+    """`outcome_advantages` as one number per episode."""
+    failure, success = outcome_advantages(total(rewards, axis=1), rewards.shape[1])
+    return jnp.where(rewards > 0, success[:, None], failure[:, None])
 
-    The deviation is the population's, and equality of the rewards themselves decides, not an epsilon. Source:
-    group-relative advantage of GRPO, Shao et al. 2024 (arXiv 2402.03300), equation 4.1.2.
+
+def retention_weights(successes: Float[Array, "group *run"], group_size: int) -> Advantages:
+    """Rejection sampling as an advantage: 0 for a failure, episodes / retained episodes for a success."""
+    retained = jnp.maximum(total(successes), 1.0)
+    weight = jnp.broadcast_to(successes.shape[0] * group_size / retained, successes.shape)
+    return Advantages(jnp.zeros_like(successes), weight)
+
+
+@partial(stage, static_argnames="method")
+def advantages(rewards: Float[Array, "group episode *run"], *, method: str) -> Advantages:
+    """What each group's failures and successes are credited with under a method."""
+    successes = total(rewards, axis=1)
+    return (retention_weights if method == "rs-sft" else outcome_advantages)(successes, rewards.shape[1])
+
+
+def state_credit(
+    episodes: Episodes,
+    rewards: Float[Array, "group episode *run"],
+    advantages: Advantages,
+) -> Credit:
+    """Sums a batch over (state, action): what the loss of the table policy depends on.
+
+    An episode of length n adds 1/n of its advantage to each of its choices. Since 60/n is whole, the sums over a
+    group are made in integers, three of them in the bits of one: exact, whatever the order.
     """
-    mean = jnp.mean(rewards, axis=1, keepdims=True)
-    variance = jnp.mean(jnp.square(rewards - mean), axis=1, keepdims=True)
-    mixed = jnp.max(rewards, axis=1, keepdims=True) > jnp.min(rewards, axis=1, keepdims=True)
-    return jnp.where(mixed, (rewards - mean) / jnp.sqrt(jnp.where(mixed, variance, 1.0)), 0.0)
+    groups, group_size, *run_shape = rewards.shape
+    part = min(group_size, _PART)
+    packed, shares = episodes.packed, _episode_shares(episodes, rewards)
+    if group_size % part:
+        padding = [(0, 0), (0, -group_size % part)] + [(0, 0)] * len(run_shape)
+        packed, shares = jnp.pad(packed, padding), jnp.pad(shares, padding)
+    packed, shares = (array.reshape(-1, part, *run_shape) for array in (packed, shares))
+    sums = _sums_by_choice(_choices(Episodes(packed)), shares)
+    if len(packed) > groups:
+        advantages = Advantages(*(jnp.repeat(advantage, len(packed) // groups, axis=0) for advantage in advantages))
+    return _credit_of_sums(sums, advantages, scale=1.0 / (_SHARES * groups * group_size))
 
 
-def retention_weights(rewards: Float[Array, "group episode *run"]) -> Float[Array, "group episode *run"]:
-    """reward * episodes / retained episodes: rejection sampling as an advantage; all 0 where none is retained."""
-    retained = jnp.sum(rewards, axis=(0, 1))
-    return rewards * (rewards.shape[0] * rewards.shape[1]) / jnp.maximum(retained, 1.0)
+_SHARES = 60  # divisible by every episode length
+_FIELD = 12  # bits; two of them hold the shares of 64 episodes, and the rest of an int32 their number
+_PART = 32  # episodes of a group that are summed in one loop
 
 
-def state_credit(episodes: Episodes, advantages: Float[Array, "group episode *run"]) -> Credit:
-    """Sums a batch over (state, action): what the loss of the table policy depends on."""
-    run_shape = advantages.shape[2:]
-    flat = (-1, *run_shape)
-    weight = 1.0 / (episodes.lengths.reshape(flat).astype(jnp.float32) * advantages.shape[0] * advantages.shape[1])
-    advantage = advantages.reshape(flat)
-    weights = jnp.maximum(advantage, 0.0) * weight, jnp.minimum(advantage, 0.0) * weight, weight, jnp.ones_like(weight)
-    bins = np.arange(NUM_VARIANTS * NUM_ACTIONS).reshape(-1, *[1] * len(run_shape))
-
-    def step_sums(_: None, choices: Array) -> tuple[None, tuple[Array, ...]]:
-        def add(episode: Array, sums: tuple[Array, ...]) -> tuple[Array, ...]:
-            here = choices[episode] == bins
-            return tuple(total + jnp.where(here, w[episode], 0.0) for total, w in zip(sums, weights, strict=True))
-
-        zero = jnp.zeros((len(bins), *run_shape))
-        return None, jax.lax.fori_loop(0, len(weight), add, (zero,) * 4)
-
-    _, sums = jax.lax.scan(step_sums, None, episodes.choices.reshape(MAX_STEPS, *flat))
-    plus, minus, visits, counts = (x.reshape(NUM_STATES, NUM_ACTIONS, *run_shape) for x in sums)
-    return Credit(plus, minus, counts, jnp.sum(visits, axis=1))
+@stage
+def _episode_shares(
+    episodes: Episodes, rewards: Float[Array, "group episode *run"]
+) -> Int[Array, "group episode *run"]:
+    """From the lowest bits on: 60 / length if the episode failed, 60 / length if it succeeded, and 1."""
+    by_length = jnp.array([0] + [_SHARES // length for length in range(1, MAX_STEPS + 1)], jnp.int32)
+    shares = pick(by_length, episodes.lengths)
+    return jnp.where(rewards > 0, shares << _FIELD, shares) + (1 << 2 * _FIELD)
 
 
-def surrogate_loss(
+@stage
+def _choices(episodes: Episodes) -> Int[Array, "6 part episode *run"]:
+    return episodes.choices
+
+
+@stage
+def _sums_by_choice(
+    choices: Int[Array, "6 part episode *run"], shares: Int[Array, "part episode *run"]
+) -> Int[Array, "part 6 24 *run"]:
+    """Sums of the shares of the episodes that made each of the 24 choices at each step."""
+    choice_numbers = np.arange(NUM_VARIANTS * NUM_ACTIONS, dtype=np.int32).reshape(-1, *[1] * (choices.ndim - 3))
+    by_part = jnp.moveaxis(choices, 1, 0)
+    terms = [
+        jnp.where(by_part[:, :, episode, None] == choice_numbers, shares[:, None, episode, None], 0)
+        for episode in range(shares.shape[1])
+    ]
+    return functools.reduce(jnp.add, terms)
+
+
+@partial(stage, static_argnames="scale")
+def _credit_of_sums(
+    sums: Int[Array, "part 6 24 *run"],
+    advantages: Advantages,
+    *,
+    scale: float,
+) -> Credit:
+    mask = 2**_FIELD - 1
+    failed, succeeded = ((field & mask).astype(jnp.float32) * scale for field in (sums, sums >> _FIELD))
+    by_state_and_action = (
+        total(succeeded * advantages.success[:, None, None]),
+        total(failed * advantages.failure[:, None, None]),
+        total((sums >> 2 * _FIELD).astype(jnp.float32)),
+        total(failed + succeeded),
+    )
+    plus, minus, counts, visits = (
+        array.reshape(NUM_STATES, NUM_ACTIONS, *sums.shape[3:]) for array in by_state_and_action
+    )
+    return Credit(plus, minus, counts, total(visits, axis=1))
+
+
+def surrogate(
     log_probs: Float[Array, "context action *run"],
     behavior: Float[Array, "context action *run"],
     credit: Credit,
     clip: Float[Array, "*run"],
-) -> Float[Array, "*run"]:
-    """Mean over episodes of the mean over actions of -min(ratio * adv, clamp(ratio, 1 - clip, 1 + clip) * adv).
+) -> Float[Array, "context action *run"]:
+    """The terms of the clipped surrogate objective: plus * min(ratio, 1 + clip) + minus * max(ratio, 1 - clip).
 
-    From the sums: -sum(plus * min(ratio, 1 + clip) + minus * max(ratio, 1 - clip)). Source: Schulman et al. 2017
+    Their sum is the mean over episodes of the mean over their actions of
+    min(ratio * advantage, clamp(ratio, 1 - clip, 1 + clip) * advantage). Source: Schulman et al. 2017
     (arXiv 1707.06347), equation 7.
     """
     ratio = jnp.exp(log_probs - behavior)
-    return -jnp.sum(
-        credit.plus * jnp.minimum(ratio, 1.0 + clip) + credit.minus * jnp.maximum(ratio, 1.0 - clip), axis=(0, 1)
-    )
+    below = jnp.where(ratio < 1.0 + clip, ratio, 1.0 + clip)
+    above = jnp.where(ratio > 1.0 - clip, ratio, 1.0 - clip)
+    return credit.plus * below + credit.minus * above
 
 
-def kl_divergence(
+def kl_terms(
     log_probs: Float[Array, "context action *run"], reference: Float[Array, "context action *run"]
-) -> Float[Array, "context *run"]:
-    """KL(policy || reference) = sum over all actions of p * (log p - log q), per context."""
-    return jnp.sum(jnp.exp(log_probs) * (log_probs - reference), axis=1)
+) -> Float[Array, "context action *run"]:
+    """The terms p * (log p - log q): their sum over the actions is KL(policy || reference), exactly."""
+    return jnp.exp(log_probs) * (log_probs - reference)
 
 
-def entropy(log_probs: Float[Array, "context action *run"]) -> Float[Array, "context *run"]:
-    """-sum over all actions of p * log p, per context, in nats."""
-    return -jnp.sum(jnp.exp(log_probs) * log_probs, axis=1)
-
-
-def likelihood_loss(log_probs: Float[Array, "context action *run"], credit: Credit) -> Float[Array, "*run"]:
-    """Mean over retained episodes of the mean over actions of -log p; 0 where none is retained."""
-    return -jnp.sum(credit.plus * log_probs, axis=(0, 1))
-
-
-def ratio_outside_clip_fraction(
+def loss_terms(
     log_probs: Float[Array, "context action *run"],
     behavior: Float[Array, "context action *run"],
-    counts: Float[Array, "context action *run"],
+    reference: Float[Array, "context action *run"],
+    credit: Credit,
+    settings: Settings,
+    method: str,
+) -> Float[Array, "context action *run"]:
+    """What is minimized is the sum of these.
+
+    grpo: -surrogate + beta * KL, the KL weighted by visits. rs-sft: -log p of the retained actions, their mean over
+    an episode's actions, then over the retained episodes; 0 where none is retained.
+    """
+    if method == "rs-sft":
+        return -credit.plus * log_probs
+    kl = credit.visits[:, None] * kl_terms(log_probs, reference)
+    return settings.beta * kl - surrogate(log_probs, behavior, credit, settings.clip)
+
+
+def outside_clip(
+    log_probs: Float[Array, "context action *run"],
+    behavior: Float[Array, "context action *run"],
     clip: Float[Array, "*run"],
-) -> Float[Array, "*run"]:
-    """Share of the sampled actions whose ratio lies outside [1 - clip, 1 + clip], whatever their advantage."""
+) -> Bool[Array, "context action *run"]:
+    """Whether the ratio lies outside [1 - clip, 1 + clip], whatever the advantage."""
     ratio = jnp.exp(log_probs - behavior)
-    outside = (ratio < 1.0 - clip) | (ratio > 1.0 + clip)
-    return jnp.sum(jnp.where(outside, counts, 0.0), axis=(0, 1)) / jnp.sum(counts, axis=(0, 1))
+    return (ratio < 1.0 - clip) | (ratio > 1.0 + clip)

@@ -15,13 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxrl_mini import training
+from jaxrl_mini import objective, records, rollout, training
 from jaxrl_mini.config import Config, UserError
+from jaxrl_mini.fleet import Result
 from jaxrl_mini.policies import table
-from jaxrl_mini.rollout import episodes_from_actions
-from jaxrl_mini.task import MAX_STEPS, NUM_ACTIONS, NUM_STATES
+from jaxrl_mini.records import Output
+from jaxrl_mini.task import MAX_STEPS, NUM_ACTIONS, NUM_STATES, NUM_VARIANTS
 from jaxrl_mini.training import Sizes, State
-from jaxrl_mini.types import Settings
+from jaxrl_mini.types import Episodes, Settings
+from jaxrl_mini.verifier import training_verdicts
 
 HISTORY = ("loss", "mean_kl", "ratio_outside_clip_fraction")
 CONFIG_KEYS = ("method", "iterations", "groups", "group_size", "epochs", "lr", "clip", "beta")
@@ -90,7 +92,36 @@ def _check_actions(path: str | Path, actions: np.ndarray) -> None:
     finish = actions == NUM_ACTIONS - 1
     ended = np.cumsum(finish, axis=-1) - finish > 0
     if not (np.isin(actions, np.arange(-1, NUM_ACTIONS)).all() and (taken != ended).all()):
-        raise UserError(f"recording {path}: actions must be 0 to {NUM_ACTIONS - 1} up to the end of an episode, then -1")
+        raise UserError(
+            f"recording {path}: actions must be 0 to {NUM_ACTIONS - 1} up to the end of an episode, then -1"
+        )
+
+
+def write(result: Result, output: Output) -> None:
+    """Writes a run's sampled episodes and what they led to."""
+    config, sizes = result.config, result.packed_episodes.shape
+    episodes = Episodes(jnp.asarray(result.packed_episodes))
+    verdicts = training_verdicts(0, config.iterations, config.groups)
+    flat = Episodes(episodes.packed.reshape(-1, config.group_size))
+    rewards = rollout.grade(flat, jnp.asarray(verdicts.reshape(-1, NUM_VARIANTS))).reshape(sizes)
+    advantages = jnp.moveaxis(objective.group_advantages(jnp.moveaxis(rewards, 0, -1)), -1, 0)
+    log_probs = table.log_probs(jnp.moveaxis(jnp.asarray(result.logits[:-1]), 0, -1))
+    taken = log_probs[episodes.states, episodes.actions, jnp.arange(config.iterations)[:, None, None]]
+    old_log_probs = jnp.where(episodes.choices >= 0, taken, 0.0)
+    settings = {name: config.to_dict()[name] for name in (*CONFIG_KEYS, "seed", "eval_episodes")}
+    settings["lr"] = config.effective_lr
+    arrays = {
+        "config": np.array(json.dumps(settings)),
+        "actions": np.moveaxis(np.asarray(episodes.actions, np.int8), 0, -1),
+        "rewards": np.asarray(rewards),
+        "advantages": np.asarray(advantages if config.method == "grpo" else 0 * rewards),
+        "old_log_probs": np.moveaxis(np.asarray(old_log_probs), 0, -1),
+        "logits": result.logits,
+        **{f"history_{name}": column for name, column in result.history.items() if name != "iteration"},
+        "before": np.array(json.dumps(records.finite(records.summary(result.before)))),
+        "after": np.array(json.dumps(records.finite(records.summary(result.after)))),
+    }
+    output.commit(lambda file: np.savez_compressed(file, allow_pickle=False, **arrays))
 
 
 def replay_errors(recording: Recording) -> dict[str, float | None]:
@@ -136,13 +167,13 @@ def _iteration(
     sizes: Sizes,
 ) -> tuple[Any, dict[str, Array]]:
     """One update; the moments after it, and its figures under the names and axes of a recording."""
-    episodes = episodes_from_actions(actions)
+    episodes = rollout.episodes_from_actions(actions)
     log_probs = table.log_probs(state.params)
     taken = jnp.where(episodes.choices >= 0, log_probs[episodes.states, episodes.actions], 0.0)
-    state, metrics = training.learn(state, episodes, rewards, reference, settings, sizes)
+    state, metrics = training.learn(state, episodes, rewards, log_probs, reference, settings, sizes)
     return state.moments, {
-        **{name: metrics[name] for name in HISTORY},
-        "advantages": training.advantages(rewards, sizes.method) if sizes.method == "grpo" else 0.0 * rewards,
+        **{name: getattr(metrics, name) for name in HISTORY},
+        "advantages": objective.group_advantages(rewards) if sizes.method == "grpo" else 0.0 * rewards,
         "logits": state.params,
         "behavior_log_probs": jnp.moveaxis(taken, 0, -1),
     }

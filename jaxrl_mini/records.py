@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import IO, Any
 
 import jax
-import numpy as np
 
 from jaxrl_mini.config import Config, UserError
 from jaxrl_mini.evaluation import Evaluation
@@ -24,7 +23,7 @@ SCOPE = (
     "One run on one small, fully observable task with a private verifier. It shows how a training loop behaves "
     "here, exactly; it says nothing about agents in open environments."
 )
-PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
+PACKAGES = ("jaxrl_mini", "jax", "jaxlib", "flax", "optax", "numpy")
 
 
 def runtime() -> dict[str, Any]:
@@ -32,19 +31,25 @@ def runtime() -> dict[str, Any]:
     devices = jax.devices()
     return {
         "python": platform.python_version(),
-        **{package: importlib.metadata.version(package) for package in PACKAGES},
-        "jaxrl_mini": importlib.metadata.version("jaxrl_mini"),
+        **{package: _version(package) for package in PACKAGES},
         "platform": platform.platform(),
         "device_kind": devices[0].device_kind,
         "device_platform": devices[0].platform,
         "device_count": len(devices),
         "precision": {
-            "enable_x64": bool(jax.config.jax_enable_x64),
-            "default_matmul_precision": jax.config.jax_default_matmul_precision,
+            "enable_x64": bool(jax.config.values["jax_enable_x64"]),
+            "default_matmul_precision": jax.config.values["jax_default_matmul_precision"],
             "xla_flags": os.environ.get("XLA_FLAGS", ""),
         },
         **_git_state(),
     }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _git_state() -> dict[str, Any]:
@@ -204,18 +209,3 @@ def read(path: str | Path) -> dict[str, Any]:
     if not isinstance(data.get("config"), dict) or not isinstance(data.get("history"), list):
         raise UserError(f"record {path} lacks its config or history")
     return data
-
-
-def write_trajectories(result: Result, output: Output) -> None:
-    """Writes the sampled episodes and what they led to, in the format that `replay` reads."""
-    trajectories = result.trajectories
-    assert trajectories is not None, "the run was made without trajectories"
-    config = {name: value for name, value in result.config.to_dict().items() if name not in ("lr", "effective_lr")}
-    arrays = {
-        "config": np.array(json.dumps({**config, "lr": result.config.effective_lr})),
-        **trajectories,
-        **{f"history_{name}": column for name, column in result.history.items() if name != "iteration"},
-        "before": np.array(json.dumps(finite(summary(result.before)))),
-        "after": np.array(json.dumps(finite(summary(result.after)))),
-    }
-    output.commit(lambda file: np.savez_compressed(file, allow_pickle=False, **arrays))

@@ -1,25 +1,23 @@
-"""Episodes sampled from a policy through the transition tables.
-
-Written for XLA's CPU backend, which recomputes a value in every consumer it is fused into, turns gathers into
-scalar loads, and does not vectorize over booleans kept in memory: hence stages, `pick`, and masks of int32.
-"""
+"""Episodes sampled from a policy through the transition tables."""
 
 from functools import partial
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Shaped, UInt32
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from jaxrl_mini.stage import stage
 from jaxrl_mini.task import MAX_STEPS, NUM_ACTIONS, NUM_VARIANTS, TABLES
-from jaxrl_mini.types import Episodes, Seeds
+from jaxrl_mini.types import CHOICE_BITS, Episodes, Seeds
+from jaxrl_mini.xla import pick, stage
 
 TRAINING, EVALUATION = 0, 1
+"""Streams of random numbers."""
+
 
 def threefry2x32(
-    key: tuple[UInt32[Array, "*shape"], UInt32[Array, "*shape"]],
-    counter: tuple[UInt32[Array, "*shape"], UInt32[Array, "*shape"]],
-) -> tuple[UInt32[Array, "*shape"], UInt32[Array, "*shape"]]:
+    key: tuple[UInt32[Array, "*#shape"], UInt32[Array, "*#shape"]],
+    counter: tuple[UInt32[Array, "*#shape"], UInt32[Array, "*#shape"]],
+) -> tuple[UInt32[Array, "*#shape"], UInt32[Array, "*#shape"]]:
     """The counter-based generator behind `jax.random` (Salmon et al. 2011, doi:10.1145/2063384.2063405).
 
     The same function as jax's, but over broadcast arrays of keys and counters in any layout, so that the draws of
@@ -36,94 +34,104 @@ def threefry2x32(
 
 
 def draw_uniforms(
-    seeds: Seeds, stream: int, iteration: Int[Array, ""], shape: tuple[int, ...]
-) -> Float[Array, "..."]:
-    """Multiples of 2^-24 in [0, 1): element i of the array is a function of (seed, stream, iteration, i) alone."""
+    seeds: Seeds, stream: int, iteration: Int[Array, ""], groups: int, group_size: int
+) -> list[Float[Array, "group episode *run"]]:
+    """A uniform number per step of every episode: multiples of 2^-24 in [0, 1), one array per step.
+
+    Each is a function of (seed, stream, iteration, number of the episode in the batch, step) alone.
+    """
     zero = jnp.zeros_like(seeds)
     key = threefry2x32((zero, seeds), (zero + np.uint32(stream), zero + jnp.asarray(iteration, jnp.uint32)))
-    number = np.arange(np.prod(shape), dtype=np.uint32).reshape(*shape, *[1] * seeds.ndim)
-    bits, _ = threefry2x32(key, (jnp.asarray(number), jnp.zeros((), jnp.uint32)))
-    return (bits >> 8).astype(jnp.float32) * np.float32(2**-24)
+    episode = np.arange(groups * group_size, dtype=np.uint32).reshape(groups, group_size, *[1] * seeds.ndim)
+    pairs = [threefry2x32(key, (jnp.asarray(episode), jnp.uint32(pair))) for pair in range(MAX_STEPS // 2)]
+    return [(bits >> 8).astype(jnp.float32) * np.float32(2**-24) for pair in pairs for bits in pair]
 
 
-def pick(table: Shaped[Array, "row ..."], index: Int[Array, "*batch"]) -> Shaped[Array, "*batch"]:
-    """table[index] along the first axis, as selections; entries of `table` broadcast against `index`."""
-    picked = jnp.broadcast_to(table[0], index.shape)
-    for row in range(1, table.shape[0]):
-        picked = jnp.where(index == row, table[row], picked)
-    return picked
+def rollout(
+    log_probs: Float[Array, "24 6 *run"],
+    seeds: Seeds,
+    iteration: Int[Array, ""],
+    *,
+    stream: int,
+    groups: int,
+    group_size: int,
+) -> Episodes:
+    """Plays a batch of episodes per run with a policy over the 24 states.
 
-
-def choose(cumulative: list[Float[Array, "*batch"]], uniform: Float[Array, "*batch"]) -> Int[Array, "*batch"]:
-    """The action by inversion: how many of the first five cumulative probabilities lie at or below `uniform`."""
-    return sum((uniform >= bound).astype(jnp.int32) for bound in cumulative)
-
-
-def cumulative_probs(log_probs: Float[Array, "state action *run"]) -> list[Float[Array, "state *run"]]:
-    """Cumulative probabilities of the first five actions, summed in order."""
-    probs = jnp.exp(log_probs)
-    sums = [probs[:, 0]]
-    for action in range(1, NUM_ACTIONS - 1):
-        sums.append(sums[-1] + probs[:, action])
-    return sums
-
-
-def rollout(log_probs: Float[Array, "24 6 *run"], uniforms: Float[Array, "6 group episode *run"]) -> Episodes:
-    """Plays one episode per (group, episode, run) with a policy over the 24 states.
+    An action is drawn by inversion: its number is how many cumulative probabilities, of the first five actions in
+    their order, lie at or below the uniform number.
 
     Args:
       log_probs: log-probabilities of the actions in every state.
-      uniforms: one number in [0, 1) per step.
+      seeds: a seed per run; with `iteration` and `stream` it decides the episodes.
+      iteration: the number of the batch.
+      stream: `TRAINING` or `EVALUATION`.
+      groups: groups in the batch.
+      group_size: episodes in a group.
     """
-    bounds = [
-        bound.reshape(MAX_STEPS, NUM_VARIANTS, *log_probs.shape[2:]) for bound in stage(cumulative_probs)(log_probs)
-    ]
-    variants = jnp.zeros(uniforms.shape[1:], jnp.int32)
-    active = jnp.ones_like(variants)
-    choices, lengths, submitted = [], jnp.zeros_like(variants), jnp.zeros_like(variants)
+    by_step = log_probs.reshape(MAX_STEPS, NUM_VARIANTS, NUM_ACTIONS, *log_probs.shape[2:])
+    return _play(_probs(by_step), seeds, iteration, stream=stream, groups=groups, group_size=group_size)
+
+
+_probs = stage(jnp.exp)
+
+
+@partial(stage, static_argnames=("stream", "groups", "group_size"))
+def _play(
+    probs: Float[Array, "6 4 6 *run"],
+    seeds: Seeds,
+    iteration: Int[Array, ""],
+    *,
+    stream: int,
+    groups: int,
+    group_size: int,
+) -> Episodes:
+    """Plays whole episodes in one loop."""
+    uniforms = draw_uniforms(seeds, stream, iteration, groups, group_size)
+    variants = packed = jnp.zeros(uniforms[0].shape, jnp.int32)
+    active = packed + 1
     for step in range(MAX_STEPS):
-        choice = stage(_choose)([bound[step] for bound in bounds], uniforms[step], variants, active)
-        lengths = lengths + active
-        variants, active, submitted = stage(partial(_transition, step))(choice, variants, active, submitted)
-        choices.append(choice)
-    return Episodes(stage(jnp.stack)(choices), stage(jnp.asarray)(lengths), variants, submitted)
-
-
-def _choose(bounds: list[Array], uniforms: Array, variants: Array, active: Array) -> Array:
-    """variant * 6 + action, the action by inversion of the cumulative probabilities; -1 where not active."""
-    action = choose([pick(bound, variants) for bound in bounds], uniforms)
-    return jnp.where(active > 0, variants * NUM_ACTIONS + action, -1)
+        action, below = jnp.zeros_like(variants), jnp.zeros(())
+        for a in range(NUM_ACTIONS - 1):
+            below += pick(probs[step, :, a], variants)
+            action += (uniforms[step] >= below).astype(jnp.int32)
+        choice = jnp.where(active > 0, variants * NUM_ACTIONS + action, -1)
+        packed |= (choice + 1) << CHOICE_BITS * step
+        variants, active = _transition(step, choice, variants, active)
+    return Episodes(packed)
 
 
 def _transition(
-    step: int, choice: Array, variants: Array, active: Array, submitted: Array
-) -> tuple[Array, Array, Array]:
-    """The tables' rows at one step; nothing moves where choice is -1."""
+    step: int, choice: Int[Array, "*batch"], variants: Int[Array, "*batch"], active: Int[Array, "*batch"]
+) -> tuple[Int[Array, "*batch"], Int[Array, "*batch"]]:
+    """The artifacts after the step, and which episodes go on; nothing moves where the choice is -1."""
     after = variants
     for variant, action in np.ndindex(NUM_VARIANTS, NUM_ACTIONS):
         here = choice == variant * NUM_ACTIONS + action
         if TABLES.next_variant[step, variant, action] != variant:
             after = jnp.where(here, int(TABLES.next_variant[step, variant, action]), after)
-        if TABLES.submits[step, variant, action]:
-            submitted = jnp.where(here, 1, submitted)
         if TABLES.ends[step, variant, action]:
             active = jnp.where(here, 0, active)
-    return after, active, submitted
+    return after, active
 
 
 def episodes_from_actions(actions: Int[Array, "6 group episode *run"]) -> Episodes:
     """Plays given actions, -1 after the end, through the tables."""
-    variants = jnp.zeros(actions.shape[1:], jnp.int32)
-    active, submitted, choices = jnp.ones_like(variants), jnp.zeros_like(variants), []
+    variants = packed = jnp.zeros(actions.shape[1:], jnp.int32)
+    active = packed + 1
     for step in range(MAX_STEPS):
-        choices.append(jnp.where(active > 0, variants * NUM_ACTIONS + actions[step], -1))
-        variants, active, submitted = _transition(step, choices[-1], variants, active, submitted)
-    stacked = jnp.stack(choices)
-    return Episodes(stacked, jnp.sum(stacked >= 0, axis=0, dtype=jnp.int32), variants, submitted)
+        choice = jnp.where(active > 0, variants * NUM_ACTIONS + actions[step], -1)
+        packed |= (choice + 1) << CHOICE_BITS * step
+        variants, active = _transition(step, choice, variants, active)
+    return Episodes(packed)
 
 
+@stage
 def grade(episodes: Episodes, verdicts: Bool[Array, "group variant"]) -> Float[Array, "group episode *run"]:
-    """Rewards: 1 where the episode submitted an artifact that its group's verdicts accept, else 0."""
-    run_axes = episodes.variants.ndim - 2
-    by_variant = verdicts.T.astype(jnp.int32).reshape(NUM_VARIANTS, -1, *[1] * (1 + run_axes))
-    return (episodes.submitted * pick(by_variant, episodes.variants)).astype(jnp.float32)
+    """Rewards: 1 where an artifact was submitted that the group's verdicts accept, else 0."""
+    run_axes = episodes.packed.ndim - 2
+    accepted = verdicts.astype(jnp.int32).reshape(*verdicts.shape, *[1] * (1 + run_axes))
+    rewards = jnp.zeros_like(episodes.packed)
+    for step, variant, action in np.argwhere(TABLES.submits).tolist():
+        rewards += jnp.where(episodes.choice(step) == variant * NUM_ACTIONS + action, accepted[:, variant], 0)
+    return rewards.astype(jnp.float32)

@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> None:
     commandline.use_device(flags.device)
     from tqdm import tqdm
 
-    from jaxrl_mini import fleet, records
+    from jaxrl_mini import fleet, recording, records
 
     if not flags.overwrite:
         records.check_replaceable(path, config)
@@ -58,9 +58,9 @@ def main(arguments: list[str]) -> None:
             with tqdm.external_write_mode():
                 print(json.dumps(records.finite(last)), flush=True)
 
-        result = fleet.run(config, on_chunk=report, trajectories=trajectories is not None)
+        result = fleet.run(config, on_chunk=report)
         if trajectories is not None:
-            records.write_trajectories(result, trajectories)
+            recording.write(result, trajectories)
         record = records.build(result)
         records.write(record, output)
     print(json.dumps({"before": record["before"], "after": record["after"], "output": str(path)}))

@@ -3,20 +3,22 @@
 Pure functions without input or output. The table policy's functions take many runs at once, on a last axis `run`.
 """
 
+import functools
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl_mini import evaluation, objective, rollout
+from jaxrl_mini import objective, rollout
 from jaxrl_mini.policies import table
-from jaxrl_mini.stage import stage
-from jaxrl_mini.task import MAX_STEPS
+from jaxrl_mini.task import NUM_ACTIONS
 from jaxrl_mini.types import Credit, Episodes, Metrics, Seeds, Settings
+from jaxrl_mini.xla import stage, total
 
 MAX_GRADIENT_NORM = 1.0
 CHUNK = 20
@@ -43,11 +45,15 @@ class State(NamedTuple):
     """Adam's moments, and the number of steps taken, [*run]."""
 
 
-class Batch(NamedTuple):
-    """The graded episodes of one iteration."""
+class Log(NamedTuple):
+    """What iterations leave behind."""
 
+    metrics: Float[Array, "iteration metric *run"]
+    """The fields of `Metrics`, in their order."""
     episodes: Episodes
-    rewards: Float[Array, "group episode *run"]
+    """The batches, [iteration, group, episode, *run]."""
+    params: Any
+    """The policy after each iteration, [iteration, ...]."""
 
 
 def initial_state(params: Any, run_shape: tuple[int, ...] = ()) -> State:
@@ -62,10 +68,9 @@ def update(
     reference: Float[Array, "context action *run"],
     credit: Credit,
     settings: Settings,
-    method: str,
-    epochs: int,
+    sizes: Sizes,
 ) -> tuple[State, dict[str, Float[Array, "*run"]]]:
-    """Takes `epochs` optimizer steps on one batch.
+    """Takes the optimizer steps on one batch.
 
     The gradient is scaled by min(1, 1 / (norm + 1e-6)), its norm taken per run over all parameters. With rs-sft, a
     run whose batch retained nothing keeps its parameters and moments as they are, to the bit.
@@ -73,71 +78,126 @@ def update(
     Returns:
       The new state, and the metrics of the last step, computed before it is taken.
     """
+    learns = _has_credit(credit) if sizes.method == "rs-sft" else None
 
-    def loss_of(params: Any) -> tuple[Array, dict[str, Array]]:
-        log_probs = log_probs_of(params)
-        kl = objective.kl_divergence(log_probs, reference)
-        if method == "rs-sft":
-            loss = objective.likelihood_loss(log_probs, credit)
-        else:
-            loss = objective.surrogate_loss(log_probs, behavior, credit, settings.clip)
-            loss += settings.beta * jnp.sum(credit.visits * kl, axis=0)
-        share = jnp.sum(credit.counts, axis=1) / jnp.sum(credit.counts, axis=(0, 1))
-        metrics = {
-            "loss": loss,
-            "mean_kl": jnp.sum(share * kl, axis=0),
-            "ratio_outside_clip_fraction": objective.ratio_outside_clip_fraction(
-                log_probs, behavior, credit.counts, settings.clip
-            ),
-            "entropy": jnp.sum(share * objective.entropy(log_probs), axis=0),
-        }
-        return jnp.sum(loss), metrics
+    def step(_: Array, carry: tuple[State, Array, Array]) -> tuple[State, Array, Array]:
+        state, _, _ = carry
+        log_probs, pullback = jax.vjp(log_probs_of, state.params)
+        (gradient,) = pullback(_loss_gradient(log_probs, behavior, reference, credit, settings, method=sizes.method))
+        norm = _norm(gradient, run_axes=settings.lr.ndim)
+        return _adam_step(state, gradient, norm, learns, settings.lr), log_probs, norm
 
-    learns = jnp.any(credit.plus > 0, axis=(0, 1)) | (method != "rs-sft")
-    for _ in range(epochs):
-        gradient, metrics = stage(jax.grad(loss_of, has_aux=True))(state.params)
-        norm = stage(partial(gradient_norm, run_axes=settings.lr.ndim))(gradient)
-        metrics["gradient_norm"] = norm
-        scale = jnp.minimum(1.0, MAX_GRADIENT_NORM / (norm + 1e-6))
-        step, moments = OPTIMIZER.update(jax.tree.map(lambda g: g * scale, gradient), state.moments)
-        params = jax.tree.map(lambda p, s: p - settings.lr * s, state.params, step)
-        state = jax.tree.map(lambda new, old: jnp.where(learns, new, old), State(params, moments), state)
-    return state, metrics
+    start = (state, jnp.zeros_like(behavior), jnp.zeros_like(settings.lr))
+    state, log_probs, norm = jax.lax.fori_loop(0, sizes.epochs, step, start)
+    metrics = _step_metrics(log_probs, behavior, reference, credit, settings, sizes.method)
+    return state, {**metrics, "gradient_norm": norm}
 
 
-def gradient_norm(gradient: Any, run_axes: int) -> Float[Array, "*run"]:
+@partial(stage, static_argnames="method")
+def _loss_gradient(
+    log_probs: Float[Array, "context action *run"],
+    behavior: Float[Array, "context action *run"],
+    reference: Float[Array, "context action *run"],
+    credit: Credit,
+    settings: Settings,
+    *,
+    method: str,
+) -> Float[Array, "context action *run"]:
+    """The loss is a sum over contexts and actions, so its gradient by the log-probabilities is elementwise."""
+
+    def loss(log_probs: Array) -> Array:
+        return jnp.sum(objective.loss_terms(log_probs, behavior, reference, credit, settings, method))
+
+    return jax.grad(loss)(log_probs)
+
+
+def _step_metrics(
+    log_probs: Array, behavior: Array, reference: Array, credit: Credit, settings: Settings, method: str
+) -> dict[str, Array]:
+    rows = _metric_rows(log_probs, behavior, reference, credit, settings, method=method)
+    loss, kl, entropy, outside, counts = (_over_contexts(row) for row in rows)
+    return {
+        "loss": loss,
+        "mean_kl": kl / counts,
+        "entropy": entropy / counts,
+        "ratio_outside_clip_fraction": outside / counts,
+    }
+
+
+@partial(stage, static_argnames="method")
+def _metric_rows(
+    log_probs: Array, behavior: Array, reference: Array, credit: Credit, settings: Settings, *, method: str
+) -> list[Float[Array, "context *run"]]:
+    counts = total(credit.counts, axis=1)
+    outside = objective.outside_clip(log_probs, behavior, settings.clip)
+    return [
+        total(objective.loss_terms(log_probs, behavior, reference, credit, settings, method), axis=1),
+        counts * total(objective.kl_terms(log_probs, reference), axis=1),
+        counts * total(-jnp.exp(log_probs) * log_probs, axis=1),
+        total(jnp.where(outside, credit.counts, 0.0), axis=1),
+        counts,
+    ]
+
+
+_over_contexts = stage(total)
+
+
+@partial(stage, static_argnames="run_axes")
+def _norm(gradient: Any, *, run_axes: int) -> Float[Array, "*run"]:
     """The Euclidean norm over all parameters, per run: the last `run_axes` axes are kept."""
-    squares = [jnp.sum(jnp.square(leaf), axis=tuple(range(leaf.ndim - run_axes))) for leaf in jax.tree.leaves(gradient)]
-    return jnp.sqrt(sum(squares))
+    squares = [
+        functools.reduce(lambda x, _: total(x), range(leaf.ndim - run_axes), jnp.square(leaf))
+        for leaf in jax.tree.leaves(gradient)
+    ]
+    return jnp.sqrt(functools.reduce(jnp.add, squares))
 
 
-def advantages(rewards: Float[Array, "group episode *run"], method: str) -> Float[Array, "group episode *run"]:
-    """What an episode's actions are credited with under each method."""
-    return objective.retention_weights(rewards) if method == "rs-sft" else objective.group_advantages(rewards)
+@stage
+def _has_credit(credit: Credit) -> Bool[Array, "*run"]:
+    return total(total(credit.plus)) > 0
+
+
+@stage
+def _adam_step(
+    state: State,
+    gradient: Any,
+    norm: Float[Array, "*run"],
+    learns: Bool[Array, "*run"] | None,
+    lr: Float[Array, "*run"],
+) -> State:
+    """One step, but where `learns` is False, all of the state stays as it is."""
+    scale = jnp.minimum(1.0, MAX_GRADIENT_NORM / (norm + 1e-6))
+    step, moments = OPTIMIZER.update(jax.tree.map(lambda g: g * scale, gradient), state.moments)
+    params = jax.tree.map(lambda p, s: p - lr * s, state.params, step)
+    after = State(params, moments)
+    return after if learns is None else jax.tree.map(lambda new, old: jnp.where(learns, new, old), after, state)
 
 
 def learn(
     state: State,
     episodes: Episodes,
     rewards: Float[Array, "group episode *run"],
+    behavior: Float[Array, "24 6 *run"],
     reference: Float[Array, "24 6 *run"],
     settings: Settings,
     sizes: Sizes,
-) -> tuple[State, dict[str, Array]]:
-    """The table policy learns from graded episodes that it sampled, and says how that went."""
-    behavior = stage(table.log_probs)(state.params)
-    credit = stage(objective.state_credit)(episodes, stage(partial(advantages, method=sizes.method))(rewards))
-    state, last_step = update(
-        state, table.log_probs, behavior, reference, credit, settings, sizes.method, sizes.epochs
-    )
-    successes = jnp.sum(rewards, axis=1)
-    retained = jnp.sum(successes, axis=0).astype(jnp.int32)
-    learns = (retained > 0) | (sizes.method != "rs-sft")
-    return state, {
-        **last_step,
-        "optimizer_steps": jnp.where(learns, sizes.epochs, 0),
+) -> tuple[State, Metrics]:
+    """The table policy learns from graded episodes, sampled at log-probabilities `behavior`, and says how that went."""
+    advantages = objective.advantages(rewards, method=sizes.method)
+    credit = objective.state_credit(episodes, rewards, advantages)
+    state, last_step = update(state, table.log_probs, behavior, reference, credit, settings, sizes)
+    return state, Metrics(**last_step, **_batch_metrics(rewards, sizes=sizes))
+
+
+@partial(stage, static_argnames="sizes")
+def _batch_metrics(rewards: Float[Array, "group episode *run"], *, sizes: Sizes) -> dict[str, Array]:
+    successes = total(rewards, axis=1)
+    retained = total(successes)
+    learns = retained > 0 if sizes.method == "rs-sft" else jnp.full(retained.shape, True)
+    return {
+        "optimizer_steps": jnp.where(learns, float(sizes.epochs), 0.0),
         "train_success_rate": retained / (sizes.groups * sizes.group_size),
-        "mixed_groups": jnp.sum((successes > 0) & (successes < sizes.group_size), axis=0, dtype=jnp.int32),
+        "mixed_groups": total(((successes > 0) & (successes < sizes.group_size)).astype(jnp.float32)),
         "retained_episodes": retained,
     }
 
@@ -149,16 +209,16 @@ def iterate(
     number: Int[Array, ""],
     verdicts: Bool[Array, "group variant"],
     sizes: Sizes,
-) -> tuple[State, Metrics, Batch]:
+) -> tuple[State, Metrics, Episodes]:
     """One iteration of the table policy: sample episodes, grade them, learn from them."""
-    shape = (MAX_STEPS, sizes.groups, sizes.group_size)
-    uniforms = stage(partial(rollout.draw_uniforms, stream=rollout.TRAINING, shape=shape))(seeds, iteration=number)
-    episodes = rollout.rollout(stage(table.log_probs)(state.params), uniforms)
-    rewards = stage(rollout.grade)(episodes, verdicts)
-    reference = table.log_probs(table.initial_logits((1,) * seeds.ndim))
-    state, metrics = learn(state, episodes, rewards, reference, settings, sizes)
-    exact = stage(evaluation.exact)(stage(table.log_probs)(state.params), verdicts.mean(axis=0))
-    return state, Metrics(**metrics, exact_success_rate=exact.success_rate), Batch(episodes, rewards)
+    behavior = table.log_probs(state.params)
+    episodes = rollout.rollout(
+        behavior, seeds, number, stream=rollout.TRAINING, groups=sizes.groups, group_size=sizes.group_size
+    )
+    rewards = rollout.grade(episodes, verdicts)
+    reference = jnp.full_like(behavior, -np.log(NUM_ACTIONS))
+    state, metrics = learn(state, episodes, rewards, behavior, reference, settings, sizes)
+    return state, metrics, episodes
 
 
 @partial(jax.jit, static_argnames="sizes")
@@ -170,21 +230,33 @@ def advance(
     first: Int[Array, ""],
     count: Int[Array, ""],
     sizes: Sizes,
-) -> tuple[State, Metrics, Batch]:
+) -> tuple[State, Log]:
     """The iterations from `first` to `first + count - 1`, with count from 1 to 20.
 
     The count is data, so that any number of iterations, in chunks of any size, runs the same compiled loop.
 
     Returns:
-      The new state, the metrics [20, run] (of which `count` are filled), and the last batch.
+      The new state, and a log of 20 iterations, of which `count` are filled.
     """
+    runs = seeds.shape
+    rows = jnp.zeros((CHUNK, len(Metrics._fields), *runs))
+    packed = jnp.zeros((CHUNK, sizes.groups, sizes.group_size, *runs), jnp.int32)
+    logits = jnp.zeros((CHUNK, *state.params.shape))
 
-    def body(i: Array, carry: tuple[State, Metrics, Batch]) -> tuple[State, Metrics, Batch]:
-        state, history, _ = carry
-        state, metrics, batch = iterate(state, seeds, settings, first + i, verdicts[i], sizes)
-        return state, jax.tree.map(lambda rows, row: rows.at[i].set(row), history, metrics), batch
+    def body(i: Array, carry: tuple[State, Array, Array, Array]) -> tuple[State, Array, Array, Array]:
+        state, rows, packed, logits = carry
+        state, metrics, episodes = iterate(state, seeds, settings, first + i, verdicts[i], sizes)
+        return (
+            state,
+            jax.lax.dynamic_update_index_in_dim(rows, _stacked(metrics), i, 0),
+            jax.lax.dynamic_update_index_in_dim(packed, episodes.packed, i, 0),
+            jax.lax.dynamic_update_index_in_dim(logits, state.params, i, 0),
+        )
 
-    shapes = jax.eval_shape(partial(iterate, sizes=sizes), state, seeds, settings, first, verdicts[0])
-    _, history, batch = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    history = jax.tree.map(lambda row: jnp.zeros((CHUNK, *row.shape), row.dtype), history)
-    return jax.lax.fori_loop(0, count, body, (state, history, batch))
+    state, rows, packed, logits = jax.lax.fori_loop(0, count, body, (state, rows, packed, logits))
+    return state, Log(rows, Episodes(packed), logits)
+
+
+@stage
+def _stacked(metrics: Metrics) -> Float[Array, "metric *run"]:
+    return jnp.stack(metrics)

@@ -5,12 +5,18 @@ context. Arrays of the table policy may carry a last axis `run`: many runs side 
 `*run` in signatures, so that the same functions serve one run and a fleet.
 """
 
+import functools
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int, UInt32
 
 from jaxrl_mini.task import MAX_STEPS, NUM_ACTIONS, NUM_VARIANTS
+
+CHOICE_BITS = 5
+
+Seeds = UInt32[Array, "*run"]
 
 
 class Settings(NamedTuple):
@@ -25,27 +31,45 @@ class Settings(NamedTuple):
 
 
 class Episodes(NamedTuple):
-    """A batch of episodes, after they ended."""
+    """A batch of episodes, after they ended: what was done where says everything else."""
 
-    choices: Int[Array, "step group episode *run"]
-    """What was done where: variant * 6 + action, -1 after the end."""
-    lengths: Int[Array, "group episode *run"]
-    """Actions per episode, 1 to 6."""
-    variants: Int[Array, "group episode *run"]
-    """The artifact at the end."""
-    submitted: Int[Array, "group episode *run"]
-    """1 where the episode handed its artifact in, else 0."""
+    packed: Int[Array, "*batch"]
+    """A whole episode in one integer, from the lowest bits on: five bits a step, 1 + variant * 6 + action, or 0
+    after the end. The axes are [group, episode, *run]."""
+
+    def choice(self, step: int) -> Int[Array, "*batch"]:
+        """What was done where at one step: variant * 6 + action, -1 after the end."""
+        return ((self.packed >> CHOICE_BITS * step) & (2**CHOICE_BITS - 1)) - 1
 
     @property
-    def actions(self) -> Int[Array, "step group episode *run"]:
+    def choices(self) -> Int[Array, "6 *batch"]:
+        """`choice` of every step."""
+        return jnp.stack([self.choice(step) for step in range(MAX_STEPS)])
+
+    @property
+    def actions(self) -> Int[Array, "6 *batch"]:
         """The sampled actions, -1 after the end."""
-        return jnp.where(self.choices >= 0, self.choices % NUM_ACTIONS, -1)
+        choices = self.choices
+        return jnp.where(choices >= 0, choices % NUM_ACTIONS, -1)
 
     @property
-    def states(self) -> Int[Array, "step group episode *run"]:
+    def states(self) -> Int[Array, "6 *batch"]:
         """The state of each choice, `step * 4 + variant`; 0 after the end."""
-        steps = jnp.arange(MAX_STEPS).reshape(-1, *[1] * (self.choices.ndim - 1))
-        return jnp.where(self.choices >= 0, steps * NUM_VARIANTS + self.choices // NUM_ACTIONS, 0)
+        choices = self.choices
+        steps = np.arange(MAX_STEPS).reshape(-1, *[1] * self.packed.ndim)
+        return jnp.where(choices >= 0, steps * NUM_VARIANTS + choices // NUM_ACTIONS, 0)
+
+    @property
+    def lengths(self) -> Int[Array, "*batch"]:
+        """Actions per episode, 1 to 6."""
+        return functools.reduce(jnp.add, [(self.choice(step) >= 0).astype(jnp.int32) for step in range(MAX_STEPS)])
+
+
+class Advantages(NamedTuple):
+    """What the episodes of a group are credited with; rewards are 0 or 1, so there are two values a group."""
+
+    failure: Float[Array, "group *run"]
+    success: Float[Array, "group *run"]
 
 
 class Credit(NamedTuple):
@@ -62,25 +86,30 @@ class Credit(NamedTuple):
 
 
 class Metrics(NamedTuple):
-    """What one iteration reports; losses are those of its last optimizer step, before it is taken."""
+    """What one iteration reports; the first five are those of its last optimizer step, before it is taken."""
 
     loss: Float[Array, "*run"]
     mean_kl: Float[Array, "*run"]
+    """KL(policy || reference), averaged over the sampled actions."""
     ratio_outside_clip_fraction: Float[Array, "*run"]
+    """Share of the sampled actions whose ratio lies outside [1 - clip, 1 + clip], whatever their advantage."""
     entropy: Float[Array, "*run"]
+    """Entropy in nats, averaged over the sampled actions."""
     gradient_norm: Float[Array, "*run"]
-    optimizer_steps: Int[Array, "*run"]
+    """Norm of the gradient before it is clipped."""
+    optimizer_steps: Float[Array, "*run"]
     train_success_rate: Float[Array, "*run"]
-    mixed_groups: Int[Array, "*run"]
-    retained_episodes: Int[Array, "*run"]
-    exact_success_rate: Float[Array, "*run"]
+    mixed_groups: Float[Array, "*run"]
+    """Groups in which some episodes succeeded and some failed."""
+    retained_episodes: Float[Array, "*run"]
+    """Successful episodes: those that rs-sft keeps."""
 
 
 class Exact(NamedTuple):
     """A policy's expectations, by dynamic programming."""
 
-    success_rate: Float[Array, "*run"]
-    mean_actions: Float[Array, "*run"]
+    success_rate: Float[Array | np.ndarray, "*run"]
+    mean_actions: Float[Array | np.ndarray, "*run"]
 
 
 class Sampled(NamedTuple):
@@ -90,6 +119,3 @@ class Sampled(NamedTuple):
     actions: Int[Array, "*run"]
     squared_actions: Int[Array, "*run"]
     """Sum of squared episode lengths, for the interval of the mean."""
-
-
-Seeds = UInt32[Array, "*run"]

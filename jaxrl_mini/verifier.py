@@ -30,8 +30,8 @@ _PADDING = HIGHEST + 2  # larger than every value and target, so a sorted array 
 class Inputs(NamedTuple):
     """Sorted arrays to search, padded at their end."""
 
-    values: Int[Array, "array 13"]
-    lengths: Int[Array, " array"]
+    values: Int[Array | np.ndarray, "array 13"]
+    lengths: Int[Array | np.ndarray, " array"]
 
 
 def draw_inputs(stream: int, first: int, second: int) -> Inputs:
@@ -57,11 +57,15 @@ def draw_inputs(stream: int, first: int, second: int) -> Inputs:
 
 
 def search(
-    low_fixed: Bool[Array, ""], high_fixed: Bool[Array, ""], values: Int[Array, " value"], length: Int[Array, ""], target: Int[Array, ""]
+    low_fixed: Bool[Array, ""],
+    high_fixed: Bool[Array, ""],
+    values: Int[Array, " value"],
+    length: Int[Array, ""],
+    target: Int[Array, ""],
 ) -> Int[Array, ""]:
     """Runs the artifact's binary search: an index, -1 for missing, or -2 after 2 * length + 4 iterations."""
 
-    def body(_: int, state: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
+    def body(_: Array, state: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
         low, high, result, left = state
         mid = (low + high) // 2
         found = values[mid]
@@ -89,7 +93,7 @@ def verify(low_fixed: Bool[Array, ""], high_fixed: Bool[Array, ""], inputs: Inpu
         results = jax.vmap(search, in_axes=(None, None, None, None, 0))(low_fixed, high_fixed, values, length, targets)
         return jnp.all((results == expected) | ~asked)
 
-    return jnp.all(jax.vmap(check)(*inputs))
+    return jnp.all(jax.vmap(check)(jnp.asarray(inputs.values), jnp.asarray(inputs.lengths)))
 
 
 @jax.jit
@@ -112,12 +116,12 @@ def _all_verdicts(stream: int, index: list[tuple[int, int]]) -> np.ndarray:
 
 @lru_cache(maxsize=1024)
 def training_verdicts(first: int, iterations: int, groups: int) -> np.ndarray:
-    """bool [iteration, group, variant]: the verdict on each artifact, for iterations from `first` on."""
+    """Whether each artifact passes, bool [iteration, group, variant], for iterations from `first` on."""
     index = [(first + i, group) for i in range(iterations) for group in range(groups)]
     return _all_verdicts(TRAINING, index).reshape(iterations, groups, len(VARIANTS))
 
 
 @lru_cache(maxsize=16)
 def evaluation_verdicts(episodes: int) -> np.ndarray:
-    """bool [episode, variant]: the verdict on each artifact, for each evaluation episode."""
+    """Whether each artifact passes, bool [episode, variant], for each evaluation episode."""
     return _all_verdicts(EVALUATION, [(episode, 0) for episode in range(episodes)])
