@@ -13,7 +13,7 @@ from scipy.special import log_softmax, ndtri, stdtrit
 from jaxrl_mini import rollout
 from jaxrl_mini.policies import table
 from jaxrl_mini.task import MAX_STEPS, NUM_ACTIONS, NUM_VARIANTS, TABLES
-from jaxrl_mini.types import Exact, Sampled, Seeds
+from jaxrl_mini.types import Episodes, Exact, Sampled, Seeds
 
 CONFIDENCE = 0.95
 CHUNK = 512
@@ -32,6 +32,8 @@ class Evaluation:
     """The sum of squared episode lengths."""
     exact_success_rate: float
     exact_mean_actions: float
+    exact_mean_kl: float | None = None
+    """Expected sum of KL(policy || initial policy) over an episode's actions, by expected actions. None for a table."""
 
     @property
     def success_rate(self) -> float:
@@ -101,7 +103,13 @@ def evaluate_chunk(
     episodes = rollout.rollout(
         table.log_probs(logits), seeds, chunk, stream=rollout.EVALUATION, groups=CHUNK, group_size=1
     )
-    counted = (jnp.arange(CHUNK) < count).astype(jnp.int32).reshape(CHUNK, 1, *[1] * seeds.ndim)
+    return tally(episodes, count, verdicts)
+
+
+def tally(episodes: Episodes, count: Int[Array, ""], verdicts: Bool[Array, "512 variant"]) -> Sampled:
+    """Grades the first `count` of the chunk's 512 evaluation episodes and sums over them."""
+    counted = jnp.arange(CHUNK) < count
+    counted = counted.astype(jnp.int32).reshape(CHUNK, 1, *[1] * (episodes.packed.ndim - 2))
     successes = counted * rollout.grade(episodes, verdicts).astype(jnp.int32)
     lengths = counted * episodes.lengths
     return Sampled(*(jnp.sum(column, axis=(0, 1)) for column in (successes, lengths, lengths * lengths)))

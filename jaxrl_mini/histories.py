@@ -56,20 +56,24 @@ class Expectations(NamedTuple):
     visits: Float[np.ndarray, " history"]
     """Expectation of 1 / (actions of the episode) there, 0 for episodes that do not pass."""
     success: float
-    """Probability that a complete repair is submitted in time."""
+    """Probability that an artifact is submitted in time and accepted."""
     mean_actions: float
 
 
-def expectations(histories: Histories, log_probs: Float[np.ndarray | Array, "history action"]) -> Expectations:
+def expectations(
+    histories: Histories,
+    log_probs: Float[np.ndarray | Array, "history action"],
+    accepted: Float[np.ndarray, " variant"],
+) -> Expectations:
     """Sums over all episodes, in float64, by one pass down the tree and one up.
 
-    reach[h] = reach[parent] * pi(action | parent); success = sum of reach * pi(finish) where all is repaired;
-    mean actions = sum of reach; visits[h] = reach[h] * E[1 / length | h]. So the expectation of a mean over
+    reach[h] = reach[parent] * pi(action | parent); success = sum of reach * pi(finish) * accepted[artifact]; mean actions = sum of reach; visits[h] = reach[h] * E[1 / length | h]. So the expectation of a mean over
     an episode's actions of some f(h) is sum(visits * f), as in the KL term of the loss.
 
     Args:
       histories: the tree. Of one without hopeless histories only `success` and `reach` are right.
       log_probs: of all six actions after every history.
+      accepted: the share of verifier inputs that accept each artifact.
     """
     probs = np.exp(np.asarray(log_probs, np.float64))
     levels = [np.nonzero(histories.step == step)[0] for step in range(MAX_STEPS)]
@@ -82,10 +86,9 @@ def expectations(histories: Histories, log_probs: Float[np.ndarray | Array, "his
     for level in reversed(levels[1:]):
         parent = histories.parent[level]
         np.add.at(inverse_length, parent, probs[parent, histories.action[level]] * inverse_length[level])
-    repaired = histories.variant == len(VARIANTS) - 1
     return Expectations(
         reach=reach,
         visits=reach * inverse_length,
-        success=float((reach * probs[:, FINISH])[repaired].sum()),
+        success=float((reach * probs[:, FINISH] * accepted[histories.variant]).sum()),
         mean_actions=float(reach.sum()),
     )

@@ -36,6 +36,24 @@ class Sizes(NamedTuple):
     epochs: int
 
 
+class Batch(NamedTuple):
+    """What the loss of a batch depends on, beside the policy that learns."""
+
+    behavior: Float[Array, "context action *run"]
+    """Log-probabilities of the policy that sampled."""
+    reference: Float[Array, "context action *run"]
+    """Log-probabilities of the frozen initial policy."""
+    credit: Credit
+
+
+LossGradient = Callable[[Float[Array, "context action *run"], Batch], Float[Array, "context action *run"]]
+"""The derivative of the loss by the policy's log-probabilities. The loss is a sum over contexts, so it takes any part
+of a batch."""
+
+Backward = Callable[[Any, Batch, LossGradient], tuple[Float[Array, "context action *run"], Any]]
+"""A policy's log-probabilities in the contexts of a batch, and the loss's gradient by the policy's parameters."""
+
+
 class State(NamedTuple):
     """Everything a run's future depends on, beside its settings and the number of the next iteration."""
 
@@ -63,10 +81,8 @@ def initial_state(params: Any, run_shape: tuple[int, ...] = ()) -> State:
 
 def update(
     state: State,
-    log_probs_of: Callable[[Any], Float[Array, "context action *run"]],
-    behavior: Float[Array, "context action *run"],
-    reference: Float[Array, "context action *run"],
-    credit: Credit,
+    backward: Backward,
+    batch: Batch,
     settings: Settings,
     sizes: Sizes,
 ) -> tuple[State, dict[str, Float[Array, "*run"]]]:
@@ -78,18 +94,20 @@ def update(
     Returns:
       The new state, and the metrics of the last step, computed before it is taken.
     """
-    learns = _has_credit(credit) if sizes.method == "rs-sft" else None
+    learns = _has_credit(batch.credit) if sizes.method == "rs-sft" else None
+
+    def loss_gradient(log_probs: Array, part: Batch) -> Array:
+        return _loss_gradient(log_probs, *part, settings, method=sizes.method)
 
     def step(_: Array, carry: tuple[State, Array, Array]) -> tuple[State, Array, Array]:
         state, _, _ = carry
-        log_probs, pullback = jax.vjp(log_probs_of, state.params)
-        (gradient,) = pullback(_loss_gradient(log_probs, behavior, reference, credit, settings, method=sizes.method))
+        log_probs, gradient = backward(state.params, batch, loss_gradient)
         norm = _norm(gradient, run_axes=settings.lr.ndim)
         return _adam_step(state, gradient, norm, learns, settings.lr), log_probs, norm
 
-    start = (state, jnp.zeros_like(behavior), jnp.zeros_like(settings.lr))
+    start = (state, jnp.zeros_like(batch.behavior), jnp.zeros_like(settings.lr))
     state, log_probs, norm = jax.lax.fori_loop(0, sizes.epochs, step, start)
-    metrics = _step_metrics(log_probs, behavior, reference, credit, settings, sizes.method)
+    metrics = _step_metrics(log_probs, *batch, settings, sizes.method)
     return state, {**metrics, "gradient_norm": norm}
 
 
@@ -145,6 +163,8 @@ _over_contexts = stage(total)
 @partial(stage, static_argnames="run_axes")
 def _norm(gradient: Any, *, run_axes: int) -> Float[Array, "*run"]:
     """The Euclidean norm over all parameters, per run: the last `run_axes` axes are kept."""
+    if not run_axes:
+        return optax.global_norm(gradient)
     squares = [
         functools.reduce(lambda x, _: total(x), range(leaf.ndim - run_axes), jnp.square(leaf))
         for leaf in jax.tree.leaves(gradient)
@@ -185,12 +205,21 @@ def learn(
     """The table policy learns from graded episodes, sampled at log-probabilities `behavior`, and says how that went."""
     advantages = objective.advantages(rewards, method=sizes.method)
     credit = objective.state_credit(episodes, rewards, advantages)
-    state, last_step = update(state, table.log_probs, behavior, reference, credit, settings, sizes)
-    return state, Metrics(**last_step, **_batch_metrics(rewards, sizes=sizes))
+    state, last_step = update(state, _table_backward, Batch(behavior, reference, credit), settings, sizes)
+    return state, Metrics(**last_step, **batch_metrics(rewards, sizes=sizes))
+
+
+def _table_backward(
+    params: Float[Array, "24 6 *run"], batch: Batch, loss_gradient: LossGradient
+) -> tuple[Float[Array, "24 6 *run"], Float[Array, "24 6 *run"]]:
+    log_probs, pullback = jax.vjp(table.log_probs, params)
+    (gradient,) = pullback(loss_gradient(log_probs, batch))
+    return log_probs, gradient
 
 
 @partial(stage, static_argnames="sizes")
-def _batch_metrics(rewards: Float[Array, "group episode *run"], *, sizes: Sizes) -> dict[str, Array]:
+def batch_metrics(rewards: Float[Array, "group episode *run"], *, sizes: Sizes) -> dict[str, Array]:
+    """Those of `Metrics` that say how a batch went, not how the policy learned from it."""
     successes = total(rewards, axis=1)
     retained = total(successes)
     learns = retained > 0 if sizes.method == "rs-sft" else jnp.full(retained.shape, True)

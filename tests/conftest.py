@@ -1,11 +1,90 @@
+"""What several test files share: the command lines in this process, and one finished run per method."""
+
+import os
+import tempfile
 from pathlib import Path
+from typing import NamedTuple
+
+# Set before jax is imported: the commands keep what they compile; tests should not fill the user's cache folder.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    _cache = tempfile.TemporaryDirectory(prefix="jaxrl_mini-tests-")
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = _cache.name
 
 import jax
+import numpy as np
 import pytest
+
+from jaxrl_mini import commandline, fleet, recording, records, replay, train
+from jaxrl_mini.config import Config
 
 jax.config.update("jax_debug_key_reuse", True)
 
 
+class Outcome(NamedTuple):
+    """How a command ended."""
+
+    code: int
+    out: list[str]
+    err: list[str]
+
+
+@pytest.fixture
+def command(capsys, tmp_path, monkeypatch):
+    """Runs `train` or `replay` with arguments in an empty working folder, and returns the `Outcome`."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(module, *arguments) -> Outcome:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ending:
+            commandline.run_command(module.main, [str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return Outcome(ending.value.code or 0, captured.out.splitlines(), captured.err.splitlines())
+
+    return run
+
+
+@pytest.fixture
+def train_command(command):
+    return lambda *arguments: command(train, *arguments)
+
+
+@pytest.fixture
+def replay_command(command):
+    return lambda *arguments: command(replay, *arguments)
+
+
 @pytest.fixture(scope="session")
 def golden() -> Path:
+    """The folder of recordings that an independent implementation in eager PyTorch made."""
     return Path(__file__).parent / "golden"
+
+
+@pytest.fixture(scope="session")
+def grpo_run() -> fleet.Result:
+    """The article's run of grpo with seed 7."""
+    return fleet.run(Config(seed=7))
+
+
+@pytest.fixture(scope="session")
+def sft_run() -> fleet.Result:
+    """The article's run of rs-sft with seed 7."""
+    return fleet.run(Config(seed=7, method="rs-sft"))
+
+
+def recorded(result: fleet.Result, path: Path) -> dict[str, np.ndarray]:
+    with records.Output(path) as output:
+        recording.write(result, output)
+    with np.load(path, allow_pickle=False) as file:
+        return dict(file)
+
+
+@pytest.fixture(scope="session")
+def grpo_arrays(grpo_run, tmp_path_factory) -> dict[str, np.ndarray]:
+    """That run as `train --trajectories` writes it."""
+    return recorded(grpo_run, tmp_path_factory.mktemp("grpo") / "run.npz")
+
+
+@pytest.fixture(scope="session")
+def sft_arrays(sft_run, tmp_path_factory) -> dict[str, np.ndarray]:
+    """That run as `train --trajectories` writes it."""
+    return recorded(sft_run, tmp_path_factory.mktemp("sft") / "run.npz")

@@ -7,6 +7,7 @@ from jaxrl_mini.histories import enumerate_histories, expectations
 from jaxrl_mini.task import ACTIONS, BinarySearchRepair
 
 FINISH = ACTIONS.index("finish")
+ACCEPTED = np.array([0.0, 0.0, 0.0, 1.0])
 UNIFORM_SUCCESS, UNIFORM_ACTIONS = 0.06526491769547325, 3.9906121399176955
 
 
@@ -16,7 +17,7 @@ def uniform(histories):
 
 def test_uniform_play_has_its_known_expectations():
     histories = enumerate_histories()
-    exact = expectations(histories, uniform(histories))
+    exact = expectations(histories, uniform(histories), ACCEPTED)
     assert len(histories.step) == 3906
     assert exact.success == pytest.approx(UNIFORM_SUCCESS, abs=1e-12)
     assert exact.mean_actions == pytest.approx(UNIFORM_ACTIONS, abs=1e-12)
@@ -26,7 +27,7 @@ def test_uniform_play_has_its_known_expectations():
 def test_leaving_out_hopeless_histories_does_not_change_success():
     pruned = enumerate_histories(can_succeed=True)
     assert len(pruned.step) == 1590
-    assert expectations(pruned, uniform(pruned)).success == pytest.approx(UNIFORM_SUCCESS, abs=1e-12)
+    assert expectations(pruned, uniform(pruned), ACCEPTED).success == pytest.approx(UNIFORM_SUCCESS, abs=1e-12)
 
 
 def test_every_history_is_what_playing_its_actions_gives():
@@ -45,7 +46,7 @@ def test_expectations_are_those_of_all_episodes_played_out():
     histories = enumerate_histories()
     scores = np.random.default_rng(0).normal(size=(len(histories.step), 6))
     log_probs = scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))
-    exact = expectations(histories, log_probs)
+    exact = expectations(histories, log_probs, ACCEPTED)
     quantity = np.random.default_rng(1).normal(size=len(histories.step))  # some figure of each history
     children = {(p, a): h for h, (p, a) in enumerate(zip(histories.parent, histories.action, strict=True)) if h}
     success = actions = mean_quantity = total = 0.0

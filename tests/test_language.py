@@ -158,7 +158,7 @@ def test_exact_success_lies_in_the_interval_of_a_sampled_estimate(word):
     policy, checkpoint = word
     histories = enumerate_histories()
     log_probs = jax.jit(lambda params: policy.history_log_probs(params, histories))(checkpoint.params)
-    exact = expectations(histories, log_probs)
+    exact = expectations(histories, log_probs, np.array([0.0, 0.0, 0.0, 1.0]))
     sample = jax.jit(policy.sample)
     successes, lengths, count = 0, [], 5_000
     for chunk in range(50):

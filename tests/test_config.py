@@ -1,0 +1,145 @@
+"""The settings: the article's defaults, and one clear line for everything that cannot be."""
+
+import dataclasses
+import math
+
+import jaxtyping
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import jaxrl_mini
+from jaxrl_mini.config import Config, UserError
+
+
+def test_the_defaults_are_the_articles():
+    assert dataclasses.asdict(Config()) == {
+        "backend": "table",
+        "method": "grpo",
+        "model": None,
+        "seed": 7,
+        "iterations": 100,
+        "groups": 4,
+        "group_size": 8,
+        "epochs": 2,
+        "lr": None,
+        "clip": 0.2,
+        "beta": 0.02,
+        "eval_episodes": 500,
+    }
+
+
+def test_the_learning_rate_defaults_by_backend():
+    assert Config().effective_lr == 0.08
+    assert Config(backend="hf", model="folder").effective_lr == 1e-6
+    assert Config(lr=0.5).effective_lr == 0.5
+
+
+@pytest.fixture
+def no_type_checks(monkeypatch):
+    """Tests check annotations; a user's process does not, and there the config's own checks must do."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+
+
+COUNT = "a whole number from 1 to 2147483647"
+BAD = [
+    ("backend", "torch", "one of table, hf"),
+    ("method", "ppo", "one of grpo, rs-sft"),
+    ("method", None, "one of grpo, rs-sft"),
+    *[
+        ("seed", value, "a whole number from 0 to 4294967295")
+        for value in (-1, 2**32, 10**20, 1.5, "7", True, math.nan)
+    ],
+    *[(name, value, COUNT) for name in ("iterations", "groups", "epochs", "eval_episodes") for value in (0, -3, 2**31)],
+    *[("group_size", value, "a whole number from 2 to 2147483647") for value in (1, 0, -1, 2.0)],
+    *[("lr", value, "a number above 0, finite") for value in (0, -0.1, math.nan, math.inf, -math.inf, "1")],
+    *[("clip", value, "a number above 0 and below 1") for value in (0, 1, 1.5, -0.2, math.nan, math.inf)],
+    *[("beta", value, "a number from 0.0, finite") for value in (-1, -1e-9, math.nan, math.inf)],
+    ("iterations", None, COUNT),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "right"), BAD)
+def test_a_bad_value_is_named_with_what_would_be_right(no_type_checks, name, value, right):
+    with pytest.raises(UserError) as error:
+        Config(**{name: value})
+    message = str(error.value)
+    assert message.startswith(f"--{name.replace('_', '-')} {value!r} ")
+    assert message.endswith(f"expected {right}")
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("seed", 0),
+        ("seed", 2**31),
+        ("seed", 2**32 - 1),
+        ("group_size", 2),
+        ("iterations", 1),
+        ("beta", 0),
+        ("lr", 1e-12),
+    ]
+    + [("seed", np.uint32(7)), ("clip", np.float32(0.5)), ("groups", np.int64(3))],
+)
+def test_values_at_the_limits_and_numpy_numbers_become_python_numbers(no_type_checks, name, value):
+    taken = getattr(Config(**{name: value}), name)
+    assert taken == value
+    assert type(taken) in (int, float)
+
+
+def test_a_language_model_needs_its_folder_and_a_table_has_no_use_for_one():
+    with pytest.raises(UserError, match="--model is missing: backend hf needs the folder"):
+        Config(backend="hf")
+    with pytest.raises(UserError, match="--model folder has no use with backend table"):
+        Config(model="folder")
+
+
+def test_a_config_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Config().seed = 8
+
+
+configs = st.builds(
+    Config,
+    method=st.sampled_from(["grpo", "rs-sft"]),
+    seed=st.integers(0, 2**32 - 1),
+    iterations=st.integers(1, 2**31 - 1),
+    group_size=st.integers(2, 2**31 - 1),
+    lr=st.none() | st.floats(1e-30, 1e30),
+    clip=st.floats(0.001, 0.999),
+    beta=st.floats(0, 1e30),
+)
+
+
+@given(configs)
+def test_a_config_survives_its_record(config):
+    assert Config.from_dict(config.to_dict()) == config
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"extra": 1}, "unknown or missing keys: extra"),
+        ({"effective_lr": 0.5}, "effective_lr 0.5 contradicts lr: expected 0.08"),
+        ({"clip": 2.0}, "--clip 2.0 is out of range"),
+    ],
+)
+def test_a_recorded_config_is_checked(change, message):
+    with pytest.raises(UserError, match=message):
+        Config.from_dict({**Config().to_dict(), **change})
+
+
+def test_a_recorded_config_must_be_complete():
+    data = Config().to_dict()
+    del data["beta"]
+    with pytest.raises(UserError, match="unknown or missing keys: beta"):
+        Config.from_dict(data)
+
+
+def test_the_public_names_are_all_there():
+    for name in jaxrl_mini.__all__:
+        assert getattr(jaxrl_mini, name).__name__ if name != "ACTIONS" else jaxrl_mini.ACTIONS
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        jaxrl_mini.nothing  # noqa: B018

@@ -1,0 +1,161 @@
+"""The private verifier: right for any array and artifact, and blind to everything but the artifact."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxrl_mini import verifier
+from jaxrl_mini.task import VARIANTS
+from jaxrl_mini.verifier import EVALUATION, TRAINING, Inputs, draw_inputs, search, training_verdicts, verify
+
+ARTIFACTS = [(bool(low), bool(high)) for low, high in VARIANTS]
+
+
+def arrays_of(inputs: Inputs) -> list[list[int]]:
+    return [row[:length].tolist() for row, length in zip(inputs.values, inputs.lengths, strict=True)]
+
+
+def inputs_of(arrays, padding: int = 42) -> Inputs:
+    """Sixteen arrays, the missing ones empty, so that everything here has one shape."""
+    rows = [*map(list, arrays), *[[]] * (16 - len(arrays))]
+    padded = [[*row, *[padding] * (13 - len(row))] for row in rows]
+    return Inputs(jnp.array(padded), jnp.array([len(row) for row in rows]))
+
+
+@jax.jit
+def verdicts(inputs: Inputs) -> jax.Array:
+    low, high = (jnp.array(column) for column in zip(*ARTIFACTS, strict=True))
+    return jax.vmap(verify, in_axes=(0, 0, None))(low, high, inputs)
+
+
+def test_exactly_the_correct_artifact_is_accepted_by_each_of_10_000_input_sets():
+    np.testing.assert_array_equal(verifier.evaluation_verdicts(10_000), [[False, False, False, True]] * 10_000)
+
+
+def test_exactly_the_correct_artifact_is_accepted_in_training():
+    np.testing.assert_array_equal(training_verdicts(0, 20, 4), [[[False, False, False, True]] * 4] * 20)
+
+
+def test_an_input_set_is_four_fixed_arrays_and_twelve_random_sorted_ones():
+    lengths, values = set(), set()
+    for episode in range(2_000):
+        arrays = arrays_of(draw_inputs(EVALUATION, episode, 0))
+        assert arrays[:4] == [[], [1], [1, 3], [-2, 0, 4]]
+        assert len(arrays) == 16
+        for array in arrays[4:]:
+            assert array == sorted(set(array))
+            lengths.add(len(array))
+            values.update(array)
+    assert lengths == set(range(1, 14))
+    assert values == set(range(-40, 41))
+
+
+def test_lengths_and_values_of_random_arrays_are_evenly_spread():
+    drawn = [array for episode in range(2_000) for array in arrays_of(draw_inputs(EVALUATION, episode, 0))[4:]]
+    lengths = np.bincount([len(array) for array in drawn], minlength=14)[1:]
+    values = np.bincount(np.concatenate(drawn) + 40, minlength=81)
+    assert abs(lengths / 24_000 - 1 / 13).max() < 5 * (1 / 13 / 24_000) ** 0.5
+    assert abs(values / values.sum() - 1 / 81).max() < 5 * (1 / 81 / values.sum()) ** 0.5
+
+
+def test_inputs_are_a_pure_function_of_stream_and_numbers():
+    again, first = draw_inputs(TRAINING, 5, 3), draw_inputs(TRAINING, 5, 3)
+    np.testing.assert_array_equal(first.values, again.values)
+    np.testing.assert_array_equal(first.lengths, again.lengths)
+
+
+def test_training_and_evaluation_inputs_never_meet():
+    def as_bytes(*where) -> bytes:
+        inputs = draw_inputs(*where)
+        return inputs.values.tobytes() + inputs.lengths.tobytes()
+
+    training = [as_bytes(TRAINING, iteration, group) for iteration in range(500) for group in range(8)]
+    evaluation = [as_bytes(EVALUATION, episode, 0) for episode in range(4_000)]
+    assert len({*training, *evaluation}) == 8_000
+
+
+def test_which_inputs_grade_what(monkeypatch):
+    """Training draws by (iteration, group), evaluation by episode, each once and in its own stream."""
+    asked = []
+
+    def spy(*where):
+        asked.append(where)
+        return draw_inputs(*where)
+
+    monkeypatch.setattr(verifier, "draw_inputs", spy)
+    training_verdicts.__wrapped__(7, 3, 2)
+    in_training = {(TRAINING, iteration, group) for iteration in (7, 8, 9) for group in (0, 1)}
+    assert asked[:6] == sorted(in_training) and set(asked) <= in_training | {(TRAINING, 0, 0)}
+    asked.clear()
+    verifier.evaluation_verdicts.__wrapped__(5)
+    assert asked[:5] == [(EVALUATION, episode, 0) for episode in range(5)]
+
+
+def test_verdicts_stand_where_their_inputs_belong(monkeypatch):
+    """With harmless inputs, which every artifact passes, for iteration 8 and group 1 alone, one row says so."""
+    harmless = Inputs(*map(np.asarray, inputs_of([])))
+
+    def draw(*where):
+        return harmless if where[1:] == (8, 1) else draw_inputs(*where)
+
+    monkeypatch.setattr(verifier, "draw_inputs", draw)
+    everywhere = np.full((3, 2, 4), [False, False, False, True])
+    everywhere[1, 1] = True
+    np.testing.assert_array_equal(training_verdicts.__wrapped__(7, 3, 2), everywhere)
+    episodes = verifier.evaluation_verdicts.__wrapped__(3)
+    np.testing.assert_array_equal(episodes, [[False, False, False, True]] * 3)
+
+
+sorted_arrays = st.lists(st.integers(-40, 40), unique=True, max_size=13).map(sorted)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(sorted_arrays, min_size=1, max_size=16))
+def test_verdicts_are_those_of_a_plain_search_for_any_arrays_and_artifact(arrays):
+    expected = [oracle.passes(low, high, arrays) for low, high in ARTIFACTS]
+    assert verdicts(inputs_of(arrays)).tolist() == expected
+
+
+search_all = jax.jit(jax.vmap(search, in_axes=(None, None, None, None, 0)))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.booleans(), st.booleans(), sorted_arrays)
+def test_a_search_returns_what_a_plain_search_returns_for_any_target(low_fixed, high_fixed, values):
+    padded, length = inputs_of([values])
+    found = search_all(jnp.array(low_fixed), jnp.array(high_fixed), padded[0], length[0], jnp.arange(-41, 42))
+    plain = [oracle.search(low_fixed, high_fixed, values, target) for target in range(-41, 42)]
+    assert found.tolist() == [-2 if result is None else result for result in plain]
+
+
+@pytest.mark.parametrize(
+    ("artifact", "values", "target"),
+    [((False, False), [1, 3], 3), ((False, True), [1, 3], 3), ((True, False), [1, 3], 0), ((False, False), [1], 2)],
+)
+def test_an_endless_loop_ends_in_failure(artifact, values, target):
+    padded, length = inputs_of([values])
+    found = search(jnp.array(artifact[0]), jnp.array(artifact[1]), padded[0], length[0], jnp.array(target))
+    assert found == -2
+    assert not verdicts(inputs_of([values]))[ARTIFACTS.index(artifact)]
+
+
+def test_verdicts_come_from_running_the_search_not_from_the_flags():
+    """Where an array is empty, every artifact searches it rightly, and is accepted."""
+    assert verdicts(inputs_of([])).tolist() == [True] * 4
+
+
+@pytest.mark.parametrize("padding", [0, -1_000, 41, -41, 1_000])
+def test_padding_of_arrays_is_never_read(padding):
+    arrays = arrays_of(draw_inputs(TRAINING, 0, 0))
+    assert verdicts(inputs_of(arrays, padding)).tolist() == [False, False, False, True]
+    assert verdicts(inputs_of([[]], padding)).tolist() == [True] * 4
+
+
+def test_the_verifier_is_the_same_without_jit():
+    inputs = inputs_of([[1, 3], [-2, 0, 4], [7]])
+    assert not verify(jnp.array(True), jnp.array(False), inputs)
+    assert verify(jnp.array(True), jnp.array(True), inputs)
