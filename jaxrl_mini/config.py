@@ -98,7 +98,7 @@ def _checked(field: "dataclasses.Field[Any]", value: Any) -> Any:
         if not isinstance(value, str) or not value:
             raise UserError(f"{flag} {value!r} is not a folder's name")
         return value
-    integral = field.type is int
+    integral = int in (field.type, *getattr(field.type, "__args__", ()))
     number = isinstance(value, numbers.Integral if integral else numbers.Real) and not isinstance(value, bool)
     low, high = limits.get("minimum"), limits.get("maximum", MAX_COUNT if integral else math.inf)
     above, below = limits.get("above"), limits.get("below", math.inf)

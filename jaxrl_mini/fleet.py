@@ -6,7 +6,6 @@ programs at the same shapes: its numbers never depend on its neighbours.
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -16,18 +15,12 @@ from jaxrl_mini import compilation, evaluation, training, verifier
 from jaxrl_mini.config import Config
 from jaxrl_mini.evaluation import Evaluation
 from jaxrl_mini.policies import table
+from jaxrl_mini.result import COUNTS, History, Result
 from jaxrl_mini.training import CHUNK, Log, Sizes
 from jaxrl_mini.types import Metrics, Settings
 
 BLOCK = 64
 """Runs in a block."""
-
-COUNTS = ("optimizer_steps", "mixed_groups", "retained_episodes")
-"""Metrics that are whole numbers."""
-
-History = dict[str, np.ndarray]
-"""A column per metric: the iteration's number, `types.Metrics`, and the exact success rate after the iteration."""
-
 
 class Block:
     """Up to 64 runs that share a program, between two chunks of iterations."""
@@ -64,23 +57,6 @@ class Block:
         return evaluation.evaluate(self.state.params, self.seeds, verdicts)[: self.runs]
 
 
-@dataclass(frozen=True)
-class Result:
-    """A finished run."""
-
-    config: Config
-    before: Evaluation
-    after: Evaluation
-    history: History
-    """An array [iteration] per metric."""
-    logits: np.ndarray
-    """float32 [iteration + 1, state, action]: the policy before the first and after every iteration."""
-    packed_episodes: np.ndarray
-    """int32 [iteration, group, episode]: the sampled episodes (see `types.Episodes`)."""
-    timing: dict[str, float]
-    """Seconds: `compile_seconds`, `run_seconds`, and `train_and_final_eval_seconds`, which both are part of."""
-
-
 def run(config: Config, *, on_chunk: Callable[[History], None] | None = None) -> Result:
     """Trains one policy.
 
@@ -88,6 +64,10 @@ def run(config: Config, *, on_chunk: Callable[[History], None] | None = None) ->
       config: the settings.
       on_chunk: called with the history of each 20 iterations as soon as they are done.
     """
+    if config.backend == "hf":
+        from jaxrl_mini import language_training  # imports flax, for which a table policy should not wait
+
+        return language_training.run(config, on_chunk=on_chunk)
     block = Block([config])
     before = block.evaluate(config.eval_episodes)[0]
     logits, packed, histories = [block.logits()[None]], [], []

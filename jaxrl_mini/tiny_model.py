@@ -114,7 +114,7 @@ def make_tiny_model(
             indent=2,
         ).encode(),
     }
-    save_checkpoint(folder, Checkpoint(config, network, params, encode, end_of_text, companions), params, overwrite)
+    save_checkpoint(folder, Checkpoint(config, network, params, encode, end_of_text, companions), overwrite)
     return {**asdict(config), **reached}
 
 

@@ -124,7 +124,7 @@ def everything_else(folder):
 def test_a_saved_folder_scores_the_same_and_has_the_standard_names(folder, tmp_path):
     everything_else(folder)
     checkpoint = load_checkpoint(folder)
-    save_checkpoint(tmp_path / "saved", checkpoint, checkpoint.params)
+    save_checkpoint(tmp_path / "saved", checkpoint)
     np.testing.assert_array_equal(scores(tmp_path / "saved"), scores(folder))
     saved, loaded = (load_file(path / "model.safetensors") for path in (tmp_path / "saved", folder))
     assert saved.keys() == loaded.keys()
@@ -134,7 +134,7 @@ def test_a_saved_folder_scores_the_same_and_has_the_standard_names(folder, tmp_p
 
 def test_a_tied_head_is_not_written(golden, tmp_path):
     checkpoint = load_checkpoint(golden / "tiny-gpt2-bpe")
-    save_checkpoint(tmp_path / "saved", checkpoint, checkpoint.params)
+    save_checkpoint(tmp_path / "saved", checkpoint)
     names = load_file(tmp_path / "saved/model.safetensors").keys()
     assert names == load_file(golden / "tiny-gpt2-bpe/model.safetensors").keys()
 
@@ -143,7 +143,7 @@ def test_what_is_saved_does_not_depend_on_the_folder_that_was_read(folder, tmp_p
     checkpoint = load_checkpoint(folder)
     expected = scores(folder)
     shutil.rmtree(folder)
-    save_checkpoint(tmp_path / "saved", checkpoint, checkpoint.params)
+    save_checkpoint(tmp_path / "saved", checkpoint)
     np.testing.assert_array_equal(scores(tmp_path / "saved"), expected)
 
 
@@ -151,18 +151,18 @@ def test_a_folder_is_written_whole_or_not_at_all(golden, tmp_path, monkeypatch):
     checkpoint = load_checkpoint(golden / "tiny-gpt2-word")
     monkeypatch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
-        save_checkpoint(tmp_path / "saved", checkpoint, checkpoint.params)
+        save_checkpoint(tmp_path / "saved", checkpoint)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_with_content_is_replaced_only_if_asked(golden, tmp_path):
     checkpoint = load_checkpoint(golden / "tiny-gpt2-word")
     (tmp_path / "saved").mkdir()
-    save_checkpoint(tmp_path / "saved", checkpoint, checkpoint.params)  # over an empty one
+    save_checkpoint(tmp_path / "saved", checkpoint)  # over an empty one
     (tmp_path / "saved/note").touch()
     with pytest.raises(CheckpointError, match="not empty"):
-        save_checkpoint(tmp_path / "saved", checkpoint, checkpoint.params)
-    save_checkpoint(tmp_path / "saved", checkpoint, checkpoint.params, overwrite=True)
+        save_checkpoint(tmp_path / "saved", checkpoint)
+    save_checkpoint(tmp_path / "saved", checkpoint, overwrite=True)
     assert not (tmp_path / "saved/note").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["saved"]
 
@@ -262,7 +262,7 @@ def test_pytorch_loads_what_is_saved_and_scores_the_same(folder, tmp_path, chang
     pytest.importorskip("torch")
     change(folder)
     checkpoint = load_checkpoint(folder)
-    save_checkpoint(tmp_path / "saved", checkpoint, checkpoint.params)
+    save_checkpoint(tmp_path / "saved", checkpoint)
     np.testing.assert_allclose(scores(folder), torch_scores(tmp_path / "saved"), atol=1e-4)
 
 

@@ -103,13 +103,11 @@ def check_destination(folder: str | os.PathLike[str], overwrite: bool = False) -
         raise CheckpointError(f"cannot save a policy to {str(folder)!r}: {str(above)!r} is not writable")
 
 
-def save_checkpoint(
-    folder: str | os.PathLike[str], checkpoint: Checkpoint, params: PyTree, overwrite: bool = False
-) -> None:
+def save_checkpoint(folder: str | os.PathLike[str], checkpoint: Checkpoint, overwrite: bool = False) -> None:
     """Writes a folder that `transformers` loads as a causal language model, whole or not at all.
 
-    The tensors have their standard names and the dtype of `params`; configuration and tokenizer are those of
-    the checkpoint that was loaded.
+    The tensors have their standard names and dtype float32; configuration and tokenizer are those of the folder
+    that was read.
 
     Raises:
       CheckpointError: as `check_destination`.
@@ -118,13 +116,13 @@ def save_checkpoint(
     folder = Path(folder).absolute()
     folder.parent.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, np.ndarray] = {}
-    for path, variable in nnx.to_flat_state(params):
+    for path, variable in nnx.to_flat_state(checkpoint.params):
         name = _tensor_name(path)
         tensor = np.asarray(variable[...])
         tensors[name] = np.ascontiguousarray(tensor.T) if name == "lm_head.weight" else tensor
     config = json.loads(checkpoint.companions["config.json"])
     config.pop("torch_dtype", None)  # what `dtype` was called before
-    config |= {"architectures": [ARCHITECTURES[0]], "dtype": str(next(iter(tensors.values())).dtype)}
+    config |= {"architectures": [ARCHITECTURES[0]], "dtype": "float32"}
     companions = {**checkpoint.companions, "config.json": (json.dumps(config, indent=2) + "\n").encode()}
     aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
