@@ -32,7 +32,7 @@ class Histories(NamedTuple):
 
 def enumerate_histories(can_succeed: bool = False) -> Histories:
     """Lists all 3,906 open histories, or the 1,590 after which the task can still be solved in time."""
-    rows = [(0, 0, 0, 0, ())]
+    rows: list[tuple[int, int, int, int, tuple[int, ...]]] = [(0, 0, 0, 0, ())]
     for parent, (_, _, step, variant, ancestors) in enumerate(rows):
         if step == MAX_STEPS - 1:
             break
@@ -43,9 +43,9 @@ def enumerate_histories(can_succeed: bool = False) -> Histories:
                 if not can_succeed or step + 1 + repairs_left < MAX_STEPS:
                     older = (*ancestors, parent) if parent else ()
                     rows.append((parent, action, step + 1, after, older))
-    parent, action, step, variant, ancestors = zip(*rows, strict=True)
-    padded = [list(a) + [0] * (MAX_STEPS - 2 - len(a)) for a in ancestors]
-    return Histories(*(np.array(column, np.int32) for column in (parent, action, step, variant, padded)))
+    *columns, ancestors_of = zip(*rows, strict=True)
+    padded = [[*older, *[0] * (MAX_STEPS - 2 - len(older))] for older in ancestors_of]
+    return Histories(*(np.array(column, np.int32) for column in (*columns, padded)))
 
 
 class Expectations(NamedTuple):
@@ -67,8 +67,9 @@ def expectations(
 ) -> Expectations:
     """Sums over all episodes, in float64, by one pass down the tree and one up.
 
-    reach[h] = reach[parent] * pi(action | parent); success = sum of reach * pi(finish) * accepted[artifact]; mean actions = sum of reach; visits[h] = reach[h] * E[1 / length | h]. So the expectation of a mean over
-    an episode's actions of some f(h) is sum(visits * f), as in the KL term of the loss.
+    reach[h] = reach[parent] * pi(action | parent); success = sum of reach * pi(finish) * accepted[artifact]; mean
+    actions = sum of reach; visits[h] = reach[h] * E[1 / length | h]. So the expectation of a mean over an episode's
+    actions of some f(h) is sum(visits * f), as in the KL term of the loss.
 
     Args:
       histories: the tree. Of one without hopeless histories only `success` and `reach` are right.

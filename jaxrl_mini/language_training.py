@@ -7,6 +7,7 @@ import dataclasses
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -64,7 +65,7 @@ def accumulated(policy: LanguagePolicy, rows: objective.Merged, size: int) -> Ba
 
 
 def _parts(rows: objective.Merged, size: int) -> Int[Array, ""]:
-    return (rows.count + size - 1) // size
+    return (rows.filled + size - 1) // size
 
 
 def _cut(array: Array, part: Array, size: int, axis: int) -> Array:
@@ -115,7 +116,7 @@ def iterate(
     advantages = objective.advantages(rewards, method=sizes.method)
     padded = -(-rewards.size // micro_batch) * micro_batch
     rows, credit = objective.history_credit(episodes, rewards, advantages, padded)
-    batch = Batch(_by_context(behavior[:, rows.index]), in_parts(policy, initial, rows, micro_batch), credit)
+    batch = Batch(_by_context(behavior[:, rows.first]), in_parts(policy, initial, rows, micro_batch), credit)
     state, last_step = training.update(state, accumulated(policy, rows, micro_batch), batch, settings, sizes)
     return state, Metrics(**last_step, **training.batch_metrics(rewards, sizes=sizes)), episodes
 
@@ -142,7 +143,7 @@ class Run:
 
     def __init__(self, config: Config):
         self.config = config
-        self.policy, self.checkpoint = load_policy(config.model, config.dtype or "float32")
+        self.policy, self.checkpoint = load_policy(str(config.model), config.dtype or "float32")
         self.sizes = Sizes(config.method, config.groups, config.group_size, config.epochs)
         self.settings = Settings(*(jnp.float32(value) for value in (config.effective_lr, config.clip, config.beta)))
         self.seed = jnp.uint32(config.seed)
@@ -190,12 +191,15 @@ class Run:
         self._reference = log_probs if self._reference is None else self._reference
         exact = expectations(self._histories, log_probs, verdicts.mean(axis=0))
         kl = (np.exp(log_probs) * (log_probs - self._reference)).sum(axis=1)
+        successes, actions, squared_actions = sums.tolist()
         return Evaluation(
-            len(verdicts),
-            *(int(total) for total in sums),
-            exact.success,
-            exact.mean_actions,
-            float((exact.reach * kl).sum()) / exact.mean_actions,
+            episodes=len(verdicts),
+            successes=successes,
+            actions=actions,
+            squared_actions=squared_actions,
+            exact_success_rate=exact.success,
+            exact_mean_actions=exact.mean_actions,
+            exact_mean_kl=float((exact.reach * kl).sum()) / exact.mean_actions,
         )
 
 
@@ -230,7 +234,7 @@ def run(config: Config, *, on_chunk: Callable[[History], None] | None = None) ->
     )
 
 
-def _columns(rows: list[tuple[float, ...]]) -> History:
+def _columns(rows: list[tuple[Any, ...]]) -> History:
     names = ("iteration", *Metrics._fields, "exact_success_rate")
     whole = ("iteration", *COUNTS)
     columns = zip(names, np.array(rows, np.float64).T, strict=True)

@@ -134,13 +134,13 @@ def _credit_of_sums(
 
 
 class Merged(NamedTuple):
-    """A batch with repeated episodes merged; the rows past `count` are padding."""
+    """A batch with repeated episodes merged; the rows past `filled` are padding."""
 
     episodes: Episodes
     """[row]"""
-    index: Int[Array, " row"]
-    """Of each row's first episode in the batch, flattened."""
-    count: Int[Array, ""]
+    first: Int[Array, " row"]
+    """Which of the batch's episodes, flattened, is the first of each row."""
+    filled: Int[Array, ""]
 
 
 def history_credit(
@@ -157,10 +157,10 @@ def history_credit(
       rows: of the result, at least the episodes of the batch.
     """
     count = rewards.size
-    packed, index, row_of = jnp.unique(
+    packed, first, row_of = jnp.unique(
         episodes.packed.ravel(), return_index=True, return_inverse=True, size=rows, fill_value=0
     )
-    merged = Merged(Episodes(packed), index, jnp.max(row_of) + 1)
+    merged = Merged(Episodes(packed), first, jnp.max(row_of) + 1)
     credited = jnp.where(rewards > 0, advantages.success[:, None], advantages.failure[:, None])
     share = 1.0 / (episodes.lengths * count)
     per_episode = jnp.stack(

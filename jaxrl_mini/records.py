@@ -16,7 +16,7 @@ import jax
 
 from jaxrl_mini.config import Config, UserError
 from jaxrl_mini.evaluation import Evaluation
-from jaxrl_mini.fleet import Result
+from jaxrl_mini.result import Result
 
 SCHEMA_VERSION = 1
 SCOPE = (

@@ -1,16 +1,19 @@
 """Makes a small random GPT-2 as a Hugging Face checkpoint folder, without any download.
 
-    python -m jaxrl_mini.tiny_model runs/tiny
-    python -m jaxrl_mini.train --backend hf --model runs/tiny --lr 1e-3
+python -m jaxrl_mini.tiny_model runs/tiny
+python -m jaxrl_mini.train --backend hf --model runs/tiny --lr 1e-3
 """
 
-import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from jaxrl_mini import commandline
+
+if TYPE_CHECKING:
+    from jaxrl_mini.policies.language import LanguagePolicy
 
 TOKENIZERS = ("word", "bpe")
 END_OF_TEXT = "<|endoftext|>"
@@ -82,7 +85,7 @@ def make_tiny_model(
     built = _word_tokenizer() if tokenizer == "word" else _bpe_tokenizer()
     built.encode_special_tokens = True
 
-    def encode(texts):
+    def encode(texts: Sequence[str]) -> list[list[int]]:
         return [encoding.ids for encoding in built.encode_batch(list(texts), add_special_tokens=False)]
 
     end_of_text = built.token_to_id(END_OF_TEXT)
@@ -118,7 +121,7 @@ def make_tiny_model(
     return {**asdict(config), **reached}
 
 
-def fit_random_play(policy, params, key):
+def fit_random_play(policy: "LanguagePolicy", params: Any, key: Any) -> tuple[Any, float]:
     """Fits the raw scores of the candidates to uniformly random play, by maximum likelihood.
 
     The loss is the mean of -score over the six candidates and over the steps of random episodes. It is at least
@@ -129,7 +132,6 @@ def fit_random_play(policy, params, key):
       The fitted parameters, and the loss of the last batch.
     """
     import jax
-    import jax.numpy as jnp
     import optax
 
     from jaxrl_mini.task import MAX_STEPS
@@ -138,12 +140,12 @@ def fit_random_play(policy, params, key):
         optax.clip_by_global_norm(1.0), optax.adam(optax.linear_schedule(WARM_START_LR, 0.0, WARM_START_STEPS))
     )
 
-    def loss(params, actions):
+    def loss(params: Any, actions: jax.Array) -> jax.Array:
         return -policy.scores(params, actions).mean()
 
     @jax.jit
-    def fit(params, key):
-        def step(carry, key):
+    def fit(params: Any, key: jax.Array) -> tuple[Any, jax.Array]:
+        def step(carry: tuple[Any, Any], key: jax.Array) -> tuple[tuple[Any, Any], jax.Array]:
             params, state = carry
             actions = jax.random.randint(key, (MAX_STEPS, WARM_START_EPISODES), 0, 5)
             value, gradient = jax.value_and_grad(loss)(params, actions)
@@ -171,7 +173,7 @@ def _texts() -> Iterator[str]:
             yield segment_text(step, variant, action)
 
 
-def _word_tokenizer():
+def _word_tokenizer() -> Any:
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.WordLevel(unk_token=UNKNOWN))
@@ -181,7 +183,7 @@ def _word_tokenizer():
     return tokenizer
 
 
-def _bpe_tokenizer():
+def _bpe_tokenizer() -> Any:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())

@@ -43,6 +43,7 @@ def main(arguments: list[str]) -> None:
     from tqdm import tqdm
 
     from jaxrl_mini import fleet, recording, records
+    from jaxrl_mini.result import History
 
     if flags.save_policy is not None:
         from jaxrl_mini.policies import pretrained
@@ -58,7 +59,7 @@ def main(arguments: list[str]) -> None:
         tqdm(total=config.iterations, unit="iteration", disable=not sys.stderr.isatty()) as bar,
     ):
 
-        def report(history: fleet.History) -> None:
+        def report(history: History) -> None:
             last = {name: column[-1].item() for name, column in history.items()}
             bar.update(len(history["iteration"]))
             with tqdm.external_write_mode():

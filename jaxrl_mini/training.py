@@ -164,7 +164,7 @@ _over_contexts = stage(total)
 def _norm(gradient: Any, *, run_axes: int) -> Float[Array, "*run"]:
     """The Euclidean norm over all parameters, per run: the last `run_axes` axes are kept."""
     if not run_axes:
-        return optax.global_norm(gradient)
+        return optax.tree.norm(gradient)
     squares = [
         functools.reduce(lambda x, _: total(x), range(leaf.ndim - run_axes), jnp.square(leaf))
         for leaf in jax.tree.leaves(gradient)

@@ -75,6 +75,8 @@ Cache = tuple[KeysValues, ...]
 
 
 class Attention(nnx.Module):
+    """Multi-head attention; `mask` says what each token sees."""
+
     def __init__(self, config: GPT2Config, layer: int, dtype: DTypeLike, rngs: nnx.Rngs):
         self.n_head = config.n_head
         self.scale = (config.n_embd // config.n_head) ** -0.5 if config.scale_attn_weights else 1.0
@@ -84,10 +86,11 @@ class Attention(nnx.Module):
         self.c_proj = _linear(config, config.n_embd, config.n_embd, dtype, rngs, residual=True)
 
     def __call__(self, x: Array, mask: Array, past: KeysValues | None) -> tuple[Array, KeysValues]:
+        """[row, token, n_embd] to the same shape, and what to remember of the tokens."""
         qkv = self.c_attn(x)  # [row, token, 3 * n_embd]
         qkv = qkv.reshape(*qkv.shape[:-1], 3, self.n_head, -1)
-        query, *new = (qkv[:, :, i] for i in range(3))  # each [row, token, head, feature]
-        new = KeysValues(*new)
+        query, keys, values = (qkv[:, :, i] for i in range(3))  # each [row, token, head, feature]
+        new = KeysValues(keys, values)
         seen = new if past is None else jax.tree.map(lambda a, b: jnp.concatenate([a, b], 1), past, new)
         # In float32 whatever the dtype. A query that sees nothing gets finite nonsense. Twice as fast on a CPU
         # as jax.nn.dot_product_attention: the mask is added, and the division comes after the last sum.
@@ -100,6 +103,8 @@ class Attention(nnx.Module):
 
 
 class MLP(nnx.Module):
+    """The feed-forward layers."""
+
     def __init__(self, config: GPT2Config, dtype: DTypeLike, rngs: nnx.Rngs):
         inner = 4 * config.n_embd if config.n_inner is None else config.n_inner
         self.activation = ACTIVATIONS[config.activation_function]
@@ -107,10 +112,13 @@ class MLP(nnx.Module):
         self.c_proj = _linear(config, inner, config.n_embd, dtype, rngs, residual=True)
 
     def __call__(self, x: Array) -> Array:
+        """[row, token, n_embd] to the same shape."""
         return self.c_proj(self.activation(self.c_fc(x)))
 
 
 class Block(nnx.Module):
+    """Attention, then feed-forward layers; each reads the normalized residual stream and adds to it."""
+
     def __init__(self, config: GPT2Config, layer: int, dtype: DTypeLike, rngs: nnx.Rngs):
         self.ln_1 = _layer_norm(config, dtype, rngs)
         self.attn = Attention(config, layer, dtype, rngs)
@@ -118,6 +126,7 @@ class Block(nnx.Module):
         self.mlp = MLP(config, dtype, rngs)
 
     def __call__(self, x: Array, mask: Array, past: KeysValues | None) -> tuple[Array, KeysValues]:
+        """[row, token, n_embd] to the same shape, and what to remember of the tokens."""
         mixed, new = self.attn(self.ln_1(x), mask, past)
         x = x + mixed
         return x + self.mlp(self.ln_2(x)), new

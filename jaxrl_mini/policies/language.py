@@ -13,13 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import lax
+from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxrl_mini.histories import Histories
@@ -80,14 +81,12 @@ def score(
     offsets = np.concatenate([np.arange(-width, 0), tree.depths - 1])  # [slot]: positions relative to the end
     positions = jnp.maximum(ends[..., None] + offsets, 0)  # [row, step, slot]
     real = offsets >= -lengths[..., None]  # [row, step, slot]
-    mask = _packed_mask(steps, width, tree) & real.reshape(rows, 1, -1)  # [row, query, key]
+    mask = jnp.asarray(_packed_mask(steps, width, tree)) & real.reshape(rows, 1, -1)  # [row, query, key]
     if context is not None:
         past = jnp.broadcast_to(context.visible[:, None], (rows, mask.shape[1], context.visible.shape[1]))
         mask = jnp.concatenate([past, mask], axis=2)
     with jax.default_matmul_precision("float32"):
-        hidden, cache = network(
-            packed.reshape(rows, -1), positions.reshape(rows, -1), mask, context and context.cache
-        )
+        hidden, cache = network(packed.reshape(rows, -1), positions.reshape(rows, -1), mask, context and context.cache)
         # A segment's last column is the cue's last token, node 0 of the tree.
         hidden = hidden.reshape(rows, steps, width + nodes, -1)[:, :, width - 1 :]  # [row, step, node, n_embd]
         logits = network.logits(hidden)  # [row, step, node, vocab]
@@ -104,7 +103,7 @@ def score(
 
 
 def _packed_mask(steps: int, width: int, tree: TokenTree) -> np.ndarray:
-    """bool [query, key] over (step, slot), slots being a segment's tokens and then the tree's nodes."""
+    """Whether a query sees a key; both run over (step, slot), slots being a segment's tokens, then the tree's nodes."""
     slots = width + len(tree.tokens)
     own = np.zeros((slots, slots), bool)  # inside one step
     own[:, :width] = np.tri(slots, width, dtype=bool)
@@ -120,7 +119,7 @@ def _packed_mask(steps: int, width: int, tree: TokenTree) -> np.ndarray:
 class LanguagePolicy:
     """A network and the task in its tokens; parameters come as an argument, so that jit and grad see them."""
 
-    network: nnx.GraphDef
+    network: nnx.GraphDef[GPT2]
     task: TaskTokens
 
     def read_opening(self, params: PyTree) -> tuple[Float[Array, " action"], Context]:
@@ -176,17 +175,18 @@ class LanguagePolicy:
         ).repeat(episodes)
         network = self._merge(params)
 
-        def act(step, log_probs, alive, actions, all_log_probs):
+        def act(
+            step: Array | int, log_probs: Array, alive: Array, actions: Array, all_log_probs: Array
+        ) -> tuple[Array, Array]:
             action = jnp.where(alive, draw(log_probs, uniforms[step]), -1)
-            return actions.at[step].set(action), all_log_probs.at[step].set(
-                jnp.where(alive[:, None], log_probs, 0)
-            )
+            return actions.at[step].set(action), all_log_probs.at[step].set(jnp.where(alive[:, None], log_probs, 0))
 
-        def some_alive(carry):
+        def some_alive(carry: tuple[Any, ...]) -> Array:
             step, alive, *_ = carry
-            return (step < MAX_STEPS) & alive.any()
+            going: Array = (step < MAX_STEPS) & alive.any()
+            return going
 
-        def play(carry):
+        def play(carry: tuple[Any, ...]) -> tuple[Any, ...]:
             step, alive, variants, context, actions, log_probs = carry
             last = jnp.where(alive, actions[step - 1], FINISH)
             tokens, lengths = self._segment(step - 1, variants, last)
@@ -223,7 +223,7 @@ class LanguagePolicy:
         tokens, lengths = self._segment(
             np.maximum(histories.step - 1, 0), histories.variant[histories.parent], histories.action
         )
-        results, pages = [jax.nn.log_softmax(first)[None]], []  # per level; a page holds one history's segment
+        results, pages = [jax.nn.log_softmax(first)[None]], list[Cache]()  # per level; a page is a history's segment
 
         def read(these: Int[Array, " row"], step: int) -> tuple[Float[Array, "row action"], Cache]:
             rows = len(these)
@@ -255,13 +255,18 @@ class LanguagePolicy:
     def _merge(self, params: PyTree) -> GPT2:
         return nnx.merge(self.network, params)
 
-    def _segment(self, step, variant, action) -> tuple[Int[Array, "*batch token"], Int[Array, "*batch"]]:
+    def _segment(
+        self, step: ArrayLike, variant: ArrayLike, action: ArrayLike
+    ) -> tuple[Int[Array, "*batch token"], Int[Array, "*batch"]]:
+        """What an action appends, and its length."""
         return (
             jnp.asarray(self.task.segments)[step, variant, action],
             jnp.asarray(self.task.lengths)[step, variant, action],
         )
 
-    def _segments(self, actions, variants) -> tuple[Int[Array, "step episode token"], Int[Array, "step episode"]]:
+    def _segments(
+        self, actions: Int[Array, "step episode"], variants: Int[Array, "step episode"]
+    ) -> tuple[Int[Array, "step episode token"], Int[Array, "step episode"]]:
         """What each action appends; nothing after `finish` and after an episode's end."""
         steps = jnp.arange(len(actions))[:, None]
         return self._segment(steps, variants, jnp.where(actions < 0, FINISH, actions))
@@ -276,14 +281,14 @@ def draw(log_probs: Float[Array, "*batch action"], uniforms: Float[Array, "*batc
 def _variants(actions: Int[Array, "step episode"]) -> Int[Array, "step episode"]:
     """The artifact before each action."""
 
-    def advance(variant, step_and_action):
+    def advance(variant: Array, step_and_action: tuple[Array, Array]) -> tuple[Array, Array]:
         step, action = step_and_action
         return jnp.asarray(TABLES.next_variant)[step, variant, jnp.where(action < 0, FINISH, action)], variant
 
     return lax.scan(advance, jnp.zeros(actions.shape[1], jnp.int32), (jnp.arange(len(actions)), actions))[1]
 
 
-def load_policy(folder: str | Path, dtype: jax.typing.DTypeLike = jnp.float32) -> tuple[LanguagePolicy, Checkpoint]:
+def load_policy(folder: str | Path, dtype: DTypeLike = jnp.float32) -> tuple[LanguagePolicy, Checkpoint]:
     """Reads a checkpoint folder as a policy for the task; its initial parameters are the checkpoint's.
 
     Raises:
@@ -336,8 +341,8 @@ def score_candidates(
     if not prompts or not candidates:
         return np.zeros((len(prompts), len(candidates)), np.float32)
     width = max(map(len, encoded))
-    largest = max(max(tokens) for tokens in [*encoded, tree.tokens, tree.edge_tokens])
-    check_limits(int(largest), width + int(tree.depths.max()), checkpoint.config)
+    largest = max(*map(max, encoded), *tree.tokens.tolist(), *tree.edge_tokens.tolist())
+    check_limits(largest, width + int(tree.depths.max()), checkpoint.config)
     rows = min(len(prompts), PROMPTS_AT_ONCE)
     padded = np.zeros((-(-len(prompts) // rows) * rows, 1, width), np.int32)
     lengths = np.ones((len(padded), 1), np.int32)
@@ -346,7 +351,7 @@ def score_candidates(
         lengths[row] = len(tokens)
 
     @jax.jit
-    def log_probs(params, tokens, lengths):
+    def log_probs(params: PyTree, tokens: Array, lengths: Array) -> Array:
         scores, _ = score(nnx.merge(checkpoint.network, params), tree, tokens, lengths)
         return jax.nn.log_softmax(scores[:, 0])
 

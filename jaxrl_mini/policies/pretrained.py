@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ class Checkpoint:
     """A model as read from a folder."""
 
     config: GPT2Config
-    network: nnx.GraphDef
+    network: nnx.GraphDef[GPT2]
     params: PyTree
     """The weights, in float32 whatever the file held."""
     encode: Encode
@@ -116,8 +116,8 @@ def save_checkpoint(folder: str | os.PathLike[str], checkpoint: Checkpoint, over
     folder = Path(folder).absolute()
     folder.parent.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, np.ndarray] = {}
-    for path, variable in nnx.to_flat_state(checkpoint.params):
-        name = _tensor_name(path)
+    for place, variable in nnx.to_flat_state(checkpoint.params):
+        name = _tensor_name(place)
         tensor = np.asarray(variable[...])
         tensors[name] = np.ascontiguousarray(tensor.T) if name == "lm_head.weight" else tensor
     config = json.loads(checkpoint.companions["config.json"])
@@ -201,10 +201,12 @@ def _read_tokenizer(folder: Path) -> tuple[Encode, int]:
             f"model {str(folder)!r} has no EOS token: set eos_token in tokenizer_config.json to one of its vocabulary"
         )
 
-    def encode(texts):
+    def encode(texts: Sequence[str]) -> list[list[int]]:
         if not texts:
             return []
-        return tokenizer(list(texts), add_special_tokens=False, split_special_tokens=True, verbose=False).input_ids
+        options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
+        ids: list[list[int]] = tokenizer(list(texts), **options).input_ids
+        return ids
 
     return encode, tokenizer.eos_token_id
 
@@ -260,8 +262,8 @@ def _read_weights(folder: Path, files: list[Path], shapes: PyTree, config: GPT2C
                 f"model {str(folder)!r} has tie_word_embeddings, but lm_head.weight differs from wte.weight"
             )
 
-    def take(path, variable):
-        name = _tensor_name(path)
+    def take(place: tuple[Any, ...], variable: Any) -> Any:
+        name = _tensor_name(place)
         key = name.removeprefix("transformer.")
         if key not in tensors:
             raise CheckpointError(f"model {str(folder)!r} has no tensor {name!r}")
@@ -282,9 +284,9 @@ def _read_weights(folder: Path, files: list[Path], shapes: PyTree, config: GPT2C
     return params
 
 
-def _tensor_name(path: tuple[str | int, ...]) -> str:
+def _tensor_name(place: tuple[Any, ...]) -> str:
     """The checkpoint's name of a parameter: ("h", 0, "ln_1", "scale") is "transformer.h.0.ln_1.weight"."""
-    *module, leaf = path
+    *module, leaf = place
     name = ".".join(map(str, [*module, "bias" if leaf == "bias" else "weight"]))
     return name if module == ["lm_head"] else f"transformer.{name}"
 
