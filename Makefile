@@ -3,10 +3,15 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: train test lint lock
+.PHONY: train train-lm test lint results lock
 
 train: $(VENV)/train.stamp
 	$(BIN)/python -m jaxrl_mini.train --seed 7
+
+# A random GPT-2 of two blocks, trained to an exact success of 0.95 and more.
+train-lm: $(VENV)/train.stamp
+	test -e runs/tiny-gpt2 || $(BIN)/python -m jaxrl_mini.tiny_model runs/tiny-gpt2
+	$(BIN)/python -m jaxrl_mini.train --backend hf --model runs/tiny-gpt2 --lr 1e-3 --iterations 80
 
 test: $(VENV)/test.stamp lint
 	$(BIN)/python -m pytest
@@ -25,6 +30,12 @@ $(VENV)/train.stamp: pyproject.toml requirements.lock
 $(VENV)/test.stamp: $(VENV)/train.stamp
 	$(BIN)/python -m pip install --quiet --constraint requirements.lock --editable '.[test]'
 	touch $@
+
+# The six runs of the README's table.
+results: $(VENV)/train.stamp
+	for method in grpo rs-sft; do for seed in 7 19 42; do \
+	  $(BIN)/python -m jaxrl_mini.train --method $$method --seed $$seed --output results/$$method-seed-$$seed.json || exit 1; \
+	done; done
 
 # Renews the exact versions from the ranges in pyproject.toml.
 lock:

@@ -2,18 +2,17 @@
 
 import functools
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 from scipy.special import log_softmax, ndtri, stdtrit
 
 from jaxrl_mini import rollout
-from jaxrl_mini.policies import table
 from jaxrl_mini.task import MAX_STEPS, NUM_ACTIONS, NUM_VARIANTS, TABLES
-from jaxrl_mini.types import Episodes, Exact, Sampled, Seeds
+from jaxrl_mini.types import Episodes, Exact, Seeds
 
 CONFIDENCE = 0.95
 CHUNK = 512
@@ -91,32 +90,8 @@ def exact_of_logits(logits: Float[Array | np.ndarray, "24 6 *run"], accepted: Fl
     return exact(log_softmax(np.asarray(logits, np.float64), axis=1), accepted)
 
 
-@jax.jit
-def evaluate_chunk(
-    logits: Float[Array, "24 6 *run"],
-    seeds: Seeds,
-    chunk: Int[Array, ""],
-    count: Int[Array, ""],
-    verdicts: Bool[Array, "512 variant"],
-) -> Sampled:
-    """Plays the first `count` of the chunk's 512 evaluation episodes and sums over them."""
-    episodes = rollout.rollout(
-        table.log_probs(logits), seeds, chunk, stream=rollout.EVALUATION, groups=CHUNK, group_size=1
-    )
-    return tally(episodes, count, verdicts)
-
-
-def tally(episodes: Episodes, count: Int[Array, ""], verdicts: Bool[Array, "512 variant"]) -> Sampled:
-    """Grades the first `count` of the chunk's 512 evaluation episodes and sums over them."""
-    counted = jnp.arange(CHUNK) < count
-    counted = counted.astype(jnp.int32).reshape(CHUNK, 1, *[1] * (episodes.packed.ndim - 2))
-    successes = counted * rollout.grade(episodes, verdicts).astype(jnp.int32)
-    lengths = counted * episodes.lengths
-    return Sampled(*(jnp.sum(column, axis=(0, 1)) for column in (successes, lengths, lengths * lengths)))
-
-
 def evaluate(
-    logits: Float[Array, "24 6 run"], seeds: Seeds, verdicts: Bool[np.ndarray, "episode variant"]
+    logits: Float[np.ndarray, "24 6 run"], seeds: Seeds, verdicts: Bool[np.ndarray, "episode variant"]
 ) -> list[Evaluation]:
     """Evaluates the policy of every run.
 
@@ -125,16 +100,38 @@ def evaluate(
       seeds: each run's seed; the evaluation stream depends on it alone, so it is the same before and after.
       verdicts: the verifier's verdicts; as many episodes are played.
     """
-    sums = np.zeros((3, len(seeds)), np.int64)
-    for chunk, start in enumerate(range(0, len(verdicts), CHUNK)):
-        graded = verdicts[start : start + CHUNK]
-        padded = np.pad(graded, ((0, CHUNK - len(graded)), (0, 0)))
-        sums += np.array(evaluate_chunk(logits, seeds, chunk, len(graded), padded))
+    log_probs = log_softmax(np.asarray(logits, np.float64), axis=1).astype(np.float32)
+    sums = sum_over_episodes(lambda chunk: _play_chunk(log_probs, seeds, chunk), verdicts)[:, : logits.shape[-1]]
     expected = np.array(exact_of_logits(logits, verdicts.mean(axis=0)))
     return [
         Evaluation(len(verdicts), *(int(total) for total in run_sums), *(float(value) for value in run_expected))
         for run_sums, run_expected in zip(sums.T, expected.T, strict=True)
     ]
+
+
+def sum_over_episodes(
+    play: Callable[[int], Episodes], verdicts: Bool[np.ndarray, "episode variant"]
+) -> Int[np.ndarray, "3 *run"]:
+    """Successes, actions and squared lengths of as many evaluation episodes as there are verdicts.
+
+    Args:
+      play: returns the chunk's 512 episodes, [episode, 1, *run].
+      verdicts: the verifier's verdicts.
+    """
+    sums = []
+    for chunk, start in enumerate(range(0, len(verdicts), CHUNK)):
+        graded = verdicts[start : start + CHUNK]
+        episodes = Episodes(np.asarray(play(chunk).packed)[: len(graded)])
+        lengths = episodes.lengths
+        columns = (rollout.grade(episodes, graded), lengths, lengths * lengths)
+        sums.append([column.sum(axis=(0, 1), dtype=np.int64) for column in columns])
+    return np.sum(sums, axis=0)
+
+
+@jax.jit
+def _play_chunk(log_probs: Float[Array, "24 6 run"], seeds: Seeds, chunk: Int[Array, ""]) -> Episodes:
+    """Evaluation episodes number 512 * chunk and on, each a group of its own."""
+    return rollout.rollout(log_probs, seeds, chunk, stream=rollout.EVALUATION, groups=CHUNK, group_size=1)
 
 
 def success_interval(successes: int, episodes: int) -> tuple[float, float]:

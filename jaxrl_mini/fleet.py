@@ -15,12 +15,13 @@ from jaxrl_mini import compilation, evaluation, training, verifier
 from jaxrl_mini.config import Config
 from jaxrl_mini.evaluation import Evaluation
 from jaxrl_mini.policies import table
-from jaxrl_mini.result import COUNTS, History, Result
-from jaxrl_mini.training import CHUNK, Log, Sizes
-from jaxrl_mini.types import Metrics, Settings
+from jaxrl_mini.result import History, Result, columns
+from jaxrl_mini.training import CHUNK, REFERENCE_LOG_PROB, Log, Sizes
+from jaxrl_mini.types import Settings
 
 BLOCK = 64
 """Runs in a block."""
+
 
 class Block:
     """Up to 64 runs that share a program, between two chunks of iterations."""
@@ -77,7 +78,9 @@ def run(config: Config, *, on_chunk: Callable[[History], None] | None = None) ->
         log = block.advance(min(CHUNK, config.iterations - first))
         logits.append(log.params)
         packed.append(log.episodes.packed)
-        histories.append({name: column[..., 0] for name, column in history_of(log, first).items()})
+        histories.append(
+            {name: column[..., 0] for name, column in history_of(log, first, block.settings, block.sizes).items()}
+        )
         if on_chunk:
             on_chunk(histories[-1])
     after = block.evaluate(config.eval_episodes)[0]
@@ -94,13 +97,10 @@ def run(config: Config, *, on_chunk: Callable[[History], None] | None = None) ->
     )
 
 
-def history_of(log: Log, first: int) -> History:
-    """The metrics of a block's iterations, numbered from `first`, as columns [iteration, run]."""
-    count, _, runs = log.metrics.shape
-    history: History = {"iteration": np.repeat(np.arange(first, first + count)[:, None], runs, axis=1)}
-    for name, column in zip(Metrics._fields, np.moveaxis(np.asarray(log.metrics), 1, 0), strict=True):
-        history[name] = column.astype(np.int32) if name in COUNTS else column
-    accepted = verifier.training_verdicts(first, CHUNK, 1).mean(axis=(0, 1))
-    policies = np.moveaxis(np.asarray(log.params), 0, -1)
-    history["exact_success_rate"] = np.asarray(evaluation.exact_of_logits(policies, accepted).success_rate).T
-    return history
+def history_of(log: Log, first: int, settings: Settings, sizes: Sizes) -> History:
+    """`result.columns` of a block, and the `exact_success_rate` of the policies after each iteration."""
+    accepted = verifier.training_verdicts(first, CHUNK, sizes.groups)[: len(log.params)].mean(axis=(0, 1))
+    logits = np.moveaxis(log.params, 0, -2)
+    exact = evaluation.exact_of_logits(logits, accepted).success_rate
+    reference = np.full_like(log.behavior, REFERENCE_LOG_PROB)
+    return {**columns(log, reference, first, settings, sizes), "exact_success_rate": exact}

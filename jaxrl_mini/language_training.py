@@ -7,7 +7,6 @@ import dataclasses
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,10 +19,10 @@ from jaxrl_mini.config import Config
 from jaxrl_mini.evaluation import Evaluation
 from jaxrl_mini.histories import enumerate_histories, expectations
 from jaxrl_mini.policies.language import LanguagePolicy, load_policy
-from jaxrl_mini.result import COUNTS, History, Result
+from jaxrl_mini.result import History, Result, columns
 from jaxrl_mini.task import MAX_STEPS, NUM_ACTIONS
-from jaxrl_mini.training import Backward, Batch, LossGradient, Sizes, State
-from jaxrl_mini.types import Episodes, Metrics, Sampled, Seeds, Settings
+from jaxrl_mini.training import Backward, Batch, Log, LossGradient, Sizes, State
+from jaxrl_mini.types import Episodes, Seeds, Settings
 
 MICRO_BATCH = 4
 """Episodes of an update at once, by default: on a CPU, faster than more, since their arrays stay in its caches."""
@@ -37,9 +36,10 @@ def in_parts(
     policy: LanguagePolicy, params: PyTree, rows: objective.Merged, size: int
 ) -> Float[Array, "context action"]:
     """Log-probabilities in the contexts (row, step), so many rows at a time; 0 in padding."""
+    actions = _actions(rows)
 
     def add(i: Array, log_probs: Array) -> Array:
-        part = policy.log_probs(params, _cut(rows.episodes.actions, i, size, axis=1))
+        part = policy.log_probs(params, _cut(actions, i, size, axis=1))
         return _put(log_probs, _by_context(part), i)
 
     contexts = rows.episodes.packed.size * MAX_STEPS
@@ -48,12 +48,13 @@ def in_parts(
 
 def accumulated(policy: LanguagePolicy, rows: objective.Merged, size: int) -> Backward:
     """The language model's `Backward`: gradients add up over micro-batches of `size` rows, padding takes none."""
+    actions = _actions(rows)
 
     def backward(params: PyTree, batch: Batch, loss_gradient: LossGradient) -> tuple[Array, PyTree]:
         def add(i: Array, carry: tuple[Array, PyTree]) -> tuple[Array, PyTree]:
             log_probs, gradient = carry
-            actions = _cut(rows.episodes.actions, i, size, axis=1)
-            part, pullback = jax.vjp(lambda p: _by_context(policy.log_probs(p, actions)), params)
+            these = _cut(actions, i, size, axis=1)
+            part, pullback = jax.vjp(lambda p: _by_context(policy.log_probs(p, these)), params)
             in_part = jax.tree.map(lambda x: _cut(x, i, size * MAX_STEPS, axis=0), batch)
             (more,) = pullback(loss_gradient(part, in_part))
             return _put(log_probs, part, i), jax.tree.map(jnp.add, gradient, more)
@@ -62,6 +63,12 @@ def accumulated(policy: LanguagePolicy, rows: objective.Merged, size: int) -> Ba
         return lax.fori_loop(0, _parts(rows, size), add, start)
 
     return backward
+
+
+def _actions(rows: objective.Merged) -> Int[Array, "step row"]:
+    """Of each row, -1 after the end."""
+    choices = jnp.stack([rows.episodes.choice(step) for step in range(MAX_STEPS)])
+    return jnp.where(choices >= 0, choices % NUM_ACTIONS, -1)
 
 
 def _parts(rows: objective.Merged, size: int) -> Int[Array, ""]:
@@ -92,7 +99,7 @@ def iterate(
     *,
     sizes: Sizes,
     micro_batch: int,
-) -> tuple[State, Metrics, Episodes]:
+) -> tuple[State, Log, Float[Array, "context action"]]:
     """One iteration: sample episodes, grade them, learn from them.
 
     Episodes that took the same actions are scored once, as are the steps before the first action.
@@ -107,35 +114,30 @@ def iterate(
       verdicts: the verifier's, per group.
       sizes: the settings that shape the program.
       micro_batch: rows of a gradient at once.
+
+    Returns:
+      The new state; what the iteration leaves behind; the reference policy's log-probabilities.
     """
     batch_shape = (sizes.groups, sizes.group_size)
     uniforms = jnp.stack(rollout.draw_uniforms(seed, rollout.TRAINING, number, *batch_shape))
     actions, behavior = policy.sample(state.params, uniforms.reshape(MAX_STEPS, -1))
     episodes = rollout.episodes_from_actions(actions.reshape(MAX_STEPS, *batch_shape))
-    rewards = rollout.grade(episodes, verdicts)
+    rewards = jnp.asarray(rollout.grade(episodes, verdicts))
     advantages = objective.advantages(rewards, method=sizes.method)
     padded = -(-rewards.size // micro_batch) * micro_batch
     rows, credit = objective.history_credit(episodes, rewards, advantages, padded)
     batch = Batch(_by_context(behavior[:, rows.first]), in_parts(policy, initial, rows, micro_batch), credit)
-    state, last_step = training.update(state, accumulated(policy, rows, micro_batch), batch, settings, sizes)
-    return state, Metrics(**last_step, **training.batch_metrics(rewards, sizes=sizes)), episodes
+    state, log_probs, norm = training.update(state, accumulated(policy, rows, micro_batch), batch, settings, sizes)
+    return state, Log(episodes, credit, batch.behavior, log_probs, norm, None), batch.reference
 
 
 @partial(jax.jit, static_argnames="policy")
-def evaluate_chunk(
-    policy: LanguagePolicy,
-    params: PyTree,
-    seed: Seeds,
-    chunk: Int[Array, ""],
-    count: Int[Array, ""],
-    verdicts: Bool[Array, "512 variant"],
-) -> Sampled:
-    """Plays the first `count` of the chunk's 512 evaluation episodes and sums over them."""
+def play_chunk(policy: LanguagePolicy, params: PyTree, seed: Seeds, chunk: Int[Array, ""]) -> Episodes:
+    """Evaluation episodes number 512 * chunk and on, each a group of its own."""
     uniforms = jnp.stack(rollout.draw_uniforms(seed, rollout.EVALUATION, chunk, evaluation.CHUNK, 1))
     parts = uniforms.reshape(MAX_STEPS, -1, EVALUATED_AT_ONCE).swapaxes(0, 1)
     actions = lax.map(lambda part: policy.sample(params, part)[0], parts)  # [part, step, episode]
-    episodes = rollout.episodes_from_actions(actions.swapaxes(0, 1).reshape(MAX_STEPS, -1, 1))
-    return evaluation.tally(episodes, count, verdicts)
+    return rollout.episodes_from_actions(actions.swapaxes(0, 1).reshape(MAX_STEPS, -1, 1))
 
 
 class Run:
@@ -156,10 +158,10 @@ class Run:
         )
         self._reference: np.ndarray | None = None
 
-    def advance(self) -> tuple[Metrics, Episodes]:
-        """Runs one iteration."""
+    def advance(self) -> tuple[History, np.ndarray]:
+        """Runs one iteration; returns its metrics, [1] each, and its packed episodes, [group, episode]."""
         verdicts = verifier.training_verdicts(self.iteration, 1, self.sizes.groups)[0]
-        self.state, metrics, episodes = iterate(
+        self.state, *left = iterate(
             self.policy,
             self.state,
             self.checkpoint.params,
@@ -170,8 +172,11 @@ class Run:
             sizes=self.sizes,
             micro_batch=self.config.micro_batch or MICRO_BATCH,
         )
+        log, reference = jax.tree.map(lambda leaf: np.asarray(leaf)[None, ..., None], left)
+        settings = Settings(*(leaf[None] for leaf in self.settings))
+        metrics = columns(log, reference, self.iteration, settings, self.sizes)
         self.iteration += 1
-        return jax.device_get((metrics, episodes))
+        return {name: column[:, 0] for name, column in metrics.items()}, log.episodes.packed[0, ..., 0]
 
     def exact_success_rate(self) -> float:
         """Success probability of the policy now, over the histories that can still succeed."""
@@ -182,16 +187,13 @@ class Run:
     def evaluate(self) -> Evaluation:
         """Evaluates the policy over sampled episodes, and exactly over all histories."""
         verdicts = verifier.evaluation_verdicts(self.config.eval_episodes)
-        sums = np.zeros(3, np.int64)
-        for chunk, start in enumerate(range(0, len(verdicts), evaluation.CHUNK)):
-            graded = verdicts[start : start + evaluation.CHUNK]
-            padded = np.pad(graded, ((0, evaluation.CHUNK - len(graded)), (0, 0)))
-            sums += np.array(evaluate_chunk(self.policy, self.state.params, self.seed, chunk, len(graded), padded))
+        successes, actions, squared_actions = evaluation.sum_over_episodes(
+            lambda chunk: play_chunk(self.policy, self.state.params, self.seed, chunk), verdicts
+        ).tolist()
         log_probs = np.asarray(self._log_probs(self.state.params), np.float64)
         self._reference = log_probs if self._reference is None else self._reference
         exact = expectations(self._histories, log_probs, verdicts.mean(axis=0))
         kl = (np.exp(log_probs) * (log_probs - self._reference)).sum(axis=1)
-        successes, actions, squared_actions = sums.tolist()
         return Evaluation(
             episodes=len(verdicts),
             successes=successes,
@@ -207,35 +209,23 @@ def run(config: Config, *, on_chunk: Callable[[History], None] | None = None) ->
     """Trains one language model; see `fleet.run`."""
     one = Run(config)
     before = one.evaluate()
-    packed, histories, rows = [], [], []
+    packed, rows, reported = list[np.ndarray](), list[History](), 0
     started, compiled = time.perf_counter(), compilation.seconds()
     while one.iteration < config.iterations:
         metrics, episodes = one.advance()
         last = one.iteration == config.iterations
-        exact = one.exact_success_rate() if last or one.iteration % (config.exact_every or EXACT_EVERY) == 0 else None
-        packed.append(episodes.packed)
-        rows.append((one.iteration - 1, *metrics, np.nan if exact is None else exact))
-        if len(rows) == training.CHUNK or last:
-            histories.append(_columns(rows))
-            rows = []
-            if on_chunk:
-                on_chunk(histories[-1])
+        due = last or one.iteration % (config.exact_every or EXACT_EVERY) == 0
+        rows.append({**metrics, "exact_success_rate": np.array([one.exact_success_rate() if due else np.nan])})
+        packed.append(episodes)
+        if on_chunk and (last or one.iteration % training.CHUNK == 0):
+            on_chunk(_joined(rows[reported:]))
+            reported = len(rows)
     after = one.evaluate()
     elapsed, compiled = time.perf_counter() - started, compilation.seconds() - compiled
-    return Result(
-        config,
-        before,
-        after,
-        {name: np.concatenate([part[name] for part in histories]) for name in histories[0]},
-        None,
-        np.stack(packed),
-        {"train_and_final_eval_seconds": elapsed, "compile_seconds": compiled, "run_seconds": elapsed - compiled},
-        dataclasses.replace(one.checkpoint, params=one.state.params),
-    )
+    timing = {"train_and_final_eval_seconds": elapsed, "compile_seconds": compiled, "run_seconds": elapsed - compiled}
+    trained = dataclasses.replace(one.checkpoint, params=one.state.params)
+    return Result(config, before, after, _joined(rows), None, np.stack(packed), timing, trained)
 
 
-def _columns(rows: list[tuple[Any, ...]]) -> History:
-    names = ("iteration", *Metrics._fields, "exact_success_rate")
-    whole = ("iteration", *COUNTS)
-    columns = zip(names, np.array(rows, np.float64).T, strict=True)
-    return {name: column.astype(np.int32) if name in whole else column for name, column in columns}
+def _joined(rows: list[History]) -> History:
+    return {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}

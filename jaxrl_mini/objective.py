@@ -1,5 +1,7 @@
 """Advantages, credit and losses: pure functions of arrays, each with its formula and source.
 
+Losses and figures take JAX arrays inside a jitted program and NumPy arrays outside of one.
+
 The ratio of new to behavior probability depends on (context, action) only, so the loss of a batch is a function
 of a few sums over the batch (`Credit`). It is exact, its cost does not grow with the batch, and it is a sum over
 contexts, so gradients can be accumulated over any partition of them.
@@ -15,10 +17,10 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from jaxrl_mini.task import MAX_STEPS, NUM_ACTIONS, NUM_STATES, NUM_VARIANTS
-from jaxrl_mini.types import Advantages, Credit, Episodes, Settings
+from jaxrl_mini.types import CHOICE_BITS, Advantages, AnyArray, Credit, Episodes, Settings
 from jaxrl_mini.xla import pick, stage, total
 
 
@@ -72,7 +74,7 @@ def state_credit(
         padding = [(0, 0), (0, -group_size % part)] + [(0, 0)] * len(run_shape)
         packed, shares = jnp.pad(packed, padding), jnp.pad(shares, padding)
     packed, shares = (array.reshape(-1, part, *run_shape) for array in (packed, shares))
-    sums = _sums_by_choice(_choices(Episodes(packed)), shares)
+    sums = _sums_by_choice(packed, shares)
     if len(packed) > groups:
         advantages = Advantages(*(jnp.repeat(advantage, len(packed) // groups, axis=0) for advantage in advantages))
     return _credit_of_sums(sums, advantages, scale=1.0 / (_SHARES * groups * group_size))
@@ -94,20 +96,16 @@ def _episode_shares(
 
 
 @stage
-def _choices(episodes: Episodes) -> Int[Array, "6 part episode *run"]:
-    return episodes.choices
-
-
-@stage
 def _sums_by_choice(
-    choices: Int[Array, "6 part episode *run"], shares: Int[Array, "part episode *run"]
+    packed: Int[Array, "part episode *run"], shares: Int[Array, "part episode *run"]
 ) -> Int[Array, "part 6 24 *run"]:
     """Sums of the shares of the episodes that made each of the 24 choices at each step."""
-    choice_numbers = np.arange(NUM_VARIANTS * NUM_ACTIONS, dtype=np.int32).reshape(-1, *[1] * (choices.ndim - 3))
-    by_part = jnp.moveaxis(choices, 1, 0)
+    steps = CHOICE_BITS * np.arange(MAX_STEPS, dtype=np.int32).reshape(-1, 1, *[1] * (packed.ndim - 2))
+    choices = np.arange(NUM_VARIANTS * NUM_ACTIONS, dtype=np.int32).reshape(-1, *[1] * (packed.ndim - 2))
+    field, value = (2**CHOICE_BITS - 1) << steps, (1 + choices) << steps
     terms = [
-        jnp.where(by_part[:, :, episode, None] == choice_numbers, shares[:, None, episode, None], 0)
-        for episode in range(shares.shape[1])
+        jnp.where(packed[:, episode, None, None] & field == value, shares[:, episode, None, None], 0)
+        for episode in range(packed.shape[1])
     ]
     return functools.reduce(jnp.add, terms)
 
@@ -167,47 +165,47 @@ def history_credit(
         [jnp.maximum(credited, 0.0) * share, jnp.minimum(credited, 0.0) * share, jnp.ones_like(share), share]
     )
     sums = jnp.zeros((rows, 4)).at[row_of.ravel()].add(per_episode.reshape(4, -1).T)  # [row, what]
-    taken = merged.episodes.actions.T[:, :, None] == jnp.arange(NUM_ACTIONS)  # [row, step, action]
-    plus, minus, counts = (
-        jnp.where(taken, sums[:, i, None, None], 0.0).reshape(-1, NUM_ACTIONS) for i in range(3)
-    )
+    choices = jnp.stack([merged.episodes.choice(step) for step in range(MAX_STEPS)], axis=1)[:, :, None]
+    taken = (choices >= 0) & (choices % NUM_ACTIONS == jnp.arange(NUM_ACTIONS))  # [row, step, action]
+    plus, minus, counts = (jnp.where(taken, sums[:, i, None, None], 0.0).reshape(-1, NUM_ACTIONS) for i in range(3))
     visits = jnp.where(taken.any(axis=2), sums[:, 3, None], 0.0).ravel()
     return merged, Credit(plus, minus, counts, visits)
 
 
 def surrogate(
-    log_probs: Float[Array, "context action *run"],
-    behavior: Float[Array, "context action *run"],
+    log_probs: Float[AnyArray, "context action *batch"],
+    behavior: Float[AnyArray, "context action *batch"],
     credit: Credit,
-    clip: Float[Array, "*run"],
-) -> Float[Array, "context action *run"]:
+    clip: Float[AnyArray, "*run"],
+) -> Float[AnyArray, "context action *batch"]:
     """The terms of the clipped surrogate objective: plus * min(ratio, 1 + clip) + minus * max(ratio, 1 - clip).
 
     Their sum is the mean over episodes of the mean over their actions of
     min(ratio * advantage, clamp(ratio, 1 - clip, 1 + clip) * advantage). Source: Schulman et al. 2017
     (arXiv 1707.06347), equation 7.
     """
-    ratio = jnp.exp(log_probs - behavior)
-    below = jnp.where(ratio < 1.0 + clip, ratio, 1.0 + clip)
-    above = jnp.where(ratio > 1.0 - clip, ratio, 1.0 - clip)
+    xp = log_probs.__array_namespace__()
+    ratio = xp.exp(log_probs - behavior)
+    below = xp.where(ratio < 1.0 + clip, ratio, 1.0 + clip)
+    above = xp.where(ratio > 1.0 - clip, ratio, 1.0 - clip)
     return credit.plus * below + credit.minus * above
 
 
 def kl_terms(
-    log_probs: Float[Array, "context action *run"], reference: Float[Array, "context action *run"]
-) -> Float[Array, "context action *run"]:
+    log_probs: Float[AnyArray, "context action *batch"], reference: Float[AnyArray, "context action *batch"]
+) -> Float[AnyArray, "context action *batch"]:
     """The terms p * (log p - log q): their sum over the actions is KL(policy || reference), exactly."""
-    return jnp.exp(log_probs) * (log_probs - reference)
+    return log_probs.__array_namespace__().exp(log_probs) * (log_probs - reference)
 
 
 def loss_terms(
-    log_probs: Float[Array, "context action *run"],
-    behavior: Float[Array, "context action *run"],
-    reference: Float[Array, "context action *run"],
+    log_probs: Float[AnyArray, "context action *batch"],
+    behavior: Float[AnyArray, "context action *batch"],
+    reference: Float[AnyArray, "context action *batch"],
     credit: Credit,
     settings: Settings,
     method: str,
-) -> Float[Array, "context action *run"]:
+) -> Float[AnyArray, "context action *batch"]:
     """What is minimized is the sum of these.
 
     grpo: -surrogate + beta * KL, the KL weighted by visits. rs-sft: -log p of the retained actions, their mean over
@@ -219,11 +217,30 @@ def loss_terms(
     return settings.beta * kl - surrogate(log_probs, behavior, credit, settings.clip)
 
 
-def outside_clip(
-    log_probs: Float[Array, "context action *run"],
-    behavior: Float[Array, "context action *run"],
-    clip: Float[Array, "*run"],
-) -> Bool[Array, "context action *run"]:
-    """Whether the ratio lies outside [1 - clip, 1 + clip], whatever the advantage."""
-    ratio = jnp.exp(log_probs - behavior)
-    return (ratio < 1.0 - clip) | (ratio > 1.0 + clip)
+def measure(
+    log_probs: Float[AnyArray, "context action *batch"],
+    behavior: Float[AnyArray, "context action *batch"],
+    reference: Float[AnyArray, "context action *batch"],
+    credit: Credit,
+    settings: Settings,
+    method: str,
+) -> dict[str, Float[AnyArray, "*batch"]]:
+    """The figures of one optimizer step, before it is taken.
+
+    Returns:
+      loss: the loss.
+      mean_kl: KL(policy || reference), averaged over the sampled actions.
+      ratio_outside_clip_fraction: the share of the sampled actions whose ratio lies outside [1 - clip, 1 + clip],
+        whatever their advantage.
+      entropy: the policy's entropy in nats, averaged over the sampled actions.
+    """
+    xp = log_probs.__array_namespace__()
+    ratio = xp.exp(log_probs - behavior)
+    outside = (ratio < 1.0 - settings.clip) | (ratio > 1.0 + settings.clip)
+    share = credit.counts.sum(axis=1) / credit.counts.sum(axis=(0, 1))
+    return {
+        "loss": loss_terms(log_probs, behavior, reference, credit, settings, method).sum(axis=(0, 1)),
+        "mean_kl": (share * kl_terms(log_probs, reference).sum(axis=1)).sum(axis=0),
+        "ratio_outside_clip_fraction": (credit.counts * outside).sum(axis=(0, 1)) / credit.counts.sum(axis=(0, 1)),
+        "entropy": -(share * (xp.exp(log_probs) * log_probs).sum(axis=1)).sum(axis=0),
+    }

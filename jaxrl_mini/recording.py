@@ -5,6 +5,7 @@ A recording is an `.npz` file; `python -m jaxrl_mini.replay --help` lists its ar
 
 import json
 import zipfile
+import zlib
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,6 +31,18 @@ CONFIG_KEYS = ("method", "iterations", "groups", "group_size", "epochs", "lr", "
 MAX_BYTES = 2**31
 
 
+_UNREADABLE = (
+    ValueError,
+    EOFError,
+    LookupError,
+    TypeError,
+    MemoryError,
+    RuntimeError,
+    zipfile.BadZipFile,
+    zlib.error,
+)  # what damaged archives have made NumPy and zipfile raise
+
+
 @dataclass(frozen=True)
 class Recording:
     """One training run as recorded."""
@@ -45,13 +58,22 @@ def read(path: str | Path) -> Recording:
       UserError: the file cannot be read, an array is missing or has another shape, or an episode is impossible.
     """
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with Path(path).open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             if sum(entry.file_size for entry in file.zip.infolist()) > MAX_BYTES:
                 raise UserError(f"recording {path} is larger than {MAX_BYTES} bytes")
             arrays = {name: file[name] for name in file.files}
     except OSError as error:
         raise UserError(f"recording {path} cannot be read ({error.strerror or error})") from error
-    except (ValueError, EOFError, KeyError, AttributeError, zipfile.BadZipFile, NotImplementedError) as error:
+    except (
+        ValueError,
+        EOFError,
+        LookupError,
+        TypeError,
+        MemoryError,
+        zipfile.BadZipFile,
+        zlib.error,
+        RuntimeError,
+    ) as error:
         raise UserError(f"recording {path} is not a readable .npz file") from error
     config = _config(path, arrays.get("config"))
     batch = (config.iterations, config.groups, config.group_size)
@@ -99,16 +121,14 @@ def _check_actions(path: str | Path, actions: np.ndarray) -> None:
 
 def write(result: Result, output: Output) -> None:
     """Writes a run's sampled episodes and what they led to."""
-    config, sizes = result.config, result.packed_episodes.shape
     assert result.logits is not None  # recordings are of table policies
-    episodes = Episodes(jnp.asarray(result.packed_episodes))
+    config, sizes = result.config, result.packed_episodes.shape
+    episodes = Episodes(result.packed_episodes)
     verdicts = training_verdicts(0, config.iterations, config.groups)
     flat = Episodes(episodes.packed.reshape(-1, config.group_size))
-    rewards = rollout.grade(flat, jnp.asarray(verdicts.reshape(-1, NUM_VARIANTS))).reshape(sizes)
-    advantages = jnp.moveaxis(objective.group_advantages(jnp.moveaxis(rewards, 0, -1)), -1, 0)
-    log_probs = table.log_probs(jnp.moveaxis(jnp.asarray(result.logits[:-1]), 0, -1))
-    taken = log_probs[episodes.states, episodes.actions, jnp.arange(config.iterations)[:, None, None]]
-    old_log_probs = jnp.where(episodes.choices >= 0, taken, 0.0)
+    rewards = np.asarray(rollout.grade(flat, verdicts.reshape(-1, NUM_VARIANTS))).reshape(sizes)
+    advantages = np.moveaxis(np.asarray(objective.group_advantages(jnp.moveaxis(rewards, 0, -1))), -1, 0)
+    log_probs = np.moveaxis(np.asarray(table.log_probs(jnp.moveaxis(result.logits[:-1], 0, -1))), -1, 0)
     settings = {name: config.to_dict()[name] for name in (*CONFIG_KEYS, "seed", "eval_episodes")}
     settings["lr"] = config.effective_lr
     arrays = {
@@ -116,7 +136,7 @@ def write(result: Result, output: Output) -> None:
         "actions": np.moveaxis(np.asarray(episodes.actions, np.int8), 0, -1),
         "rewards": np.asarray(rewards),
         "advantages": np.asarray(advantages if config.method == "grpo" else 0 * rewards),
-        "old_log_probs": np.moveaxis(np.asarray(old_log_probs), 0, -1),
+        "old_log_probs": _of_taken(log_probs, episodes),
         "logits": result.logits,
         **{f"history_{name}": column for name, column in result.history.items() if name != "iteration"},
         "before": np.array(json.dumps(records.finite(records.summary(result.before)))),
@@ -153,8 +173,9 @@ def replay_errors(recording: Recording) -> dict[str, float | None]:
         "logits": _centered(arrays["logits"][1:]),
         "behavior_log_probs": arrays["old_log_probs"],
     }
-    ours = {name: np.stack([one[name] for one in figures]) for name in theirs}
+    ours = {name: np.stack([one[name] for one in figures]) for name in figures[0]}
     ours["logits"] = _centered(ours["logits"])
+    ours["behavior_log_probs"] = _of_taken(ours["log_probs"], Episodes(ours["packed"]))
     return {name: _max_error(ours[name], theirs[name]) for name in theirs}
 
 
@@ -170,14 +191,24 @@ def _iteration(
     """One update; the moments after it, and its figures under the names and axes of a recording."""
     episodes = rollout.episodes_from_actions(actions)
     log_probs = table.log_probs(state.params)
-    taken = jnp.where(episodes.choices >= 0, log_probs[episodes.states, episodes.actions], 0.0)
-    state, metrics = training.learn(state, episodes, rewards, log_probs, reference, settings, sizes)
+    state, log = training.learn(state, episodes, rewards, log_probs, reference, settings, sizes)
+    measured = objective.measure(log.log_probs, log.behavior, reference, log.credit, settings, sizes.method)
     return state.moments, {
-        **{name: getattr(metrics, name) for name in HISTORY},
+        **{name: measured[name] for name in HISTORY},
         "advantages": objective.group_advantages(rewards) if sizes.method == "grpo" else 0.0 * rewards,
         "logits": state.params,
-        "behavior_log_probs": jnp.moveaxis(taken, 0, -1),
+        "log_probs": log_probs,
+        "packed": episodes.packed,
     }
+
+
+def _of_taken(
+    log_probs: Float[np.ndarray, "iteration state action"], episodes: Episodes
+) -> Float[np.ndarray, "iteration group episode step"]:
+    """The log-probabilities of the actions that were taken, 0 after the end."""
+    iterations = np.arange(len(log_probs))[:, None, None]
+    taken = np.where(episodes.choices >= 0, log_probs[iterations, episodes.states, episodes.actions], 0.0)
+    return np.moveaxis(taken, 0, -1)
 
 
 def _centered(logits: np.ndarray) -> np.ndarray:

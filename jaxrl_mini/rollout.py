@@ -1,7 +1,10 @@
 """Episodes sampled from a policy through the transition tables."""
 
+import functools
+import operator
 from functools import partial
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
@@ -14,6 +17,7 @@ TRAINING, EVALUATION = 0, 1
 """Streams of random numbers."""
 
 
+@jax.jit
 def threefry2x32(
     key: tuple[UInt32[Array, "*#shape"], UInt32[Array, "*#shape"]],
     counter: tuple[UInt32[Array, "*#shape"], UInt32[Array, "*#shape"]],
@@ -91,28 +95,52 @@ def _play(
     variants = packed = jnp.zeros(uniforms[0].shape, jnp.int32)
     active = packed + 1
     for step in range(MAX_STEPS):
-        action, below = jnp.zeros_like(variants), jnp.zeros(())
-        for a in range(NUM_ACTIONS - 1):
-            below += pick(probs[step, :, a], variants)
-            action += (uniforms[step] >= below).astype(jnp.int32)
-        choice = jnp.where(active > 0, variants * NUM_ACTIONS + action, -1)
+        by_action = [probs[step, :, action] for action in range(NUM_ACTIONS - 1)]
+        actions = _draw_actions(by_action, uniforms[step], variants)
+        choice, variants, active = _move(actions, variants, active, step=step)
         packed |= (choice + 1) << CHOICE_BITS * step
-        variants, active = _transition(step, choice, variants, active)
     return Episodes(packed)
 
 
-def _transition(
-    step: int, choice: Int[Array, "*batch"], variants: Int[Array, "*batch"], active: Int[Array, "*batch"]
-) -> tuple[Int[Array, "*batch"], Int[Array, "*batch"]]:
-    """The artifacts after the step, and which episodes go on; nothing moves where the choice is -1."""
-    after = variants
-    for variant, action in np.ndindex(NUM_VARIANTS, NUM_ACTIONS):
-        here = choice == variant * NUM_ACTIONS + action
-        if TABLES.next_variant[step, variant, action] != variant:
-            after = jnp.where(here, int(TABLES.next_variant[step, variant, action]), after)
-        if TABLES.ends[step, variant, action]:
-            active = jnp.where(here, 0, active)
-    return after, active
+@jax.jit
+def _draw_actions(
+    probs: list[Float[Array, "4 *run"]],
+    uniforms: Float[Array, "group episode *run"],
+    variants: Int[Array, "group episode *run"],
+) -> Int[Array, "group episode *run"]:
+    """Actions by inversion of their cumulative probabilities; the last action's is not needed."""
+    actions, below = jnp.zeros_like(variants), jnp.zeros(())
+    for prob in probs:
+        below += pick(prob, variants)
+        actions += (uniforms >= below).astype(jnp.int32)
+    return actions
+
+
+def _move(
+    actions: Int[Array, "*batch"], variants: Int[Array, "*batch"], active: Int[Array, "*batch"], *, step: int
+) -> tuple[Int[Array, "*batch"], Int[Array, "*batch"], Int[Array, "*batch"]]:
+    """Takes one step through the tables.
+
+    Returns:
+      The choices, variant * 6 + action, -1 where an episode had ended; the artifacts after the step; and which
+      episodes go on.
+    """
+    moves = np.argwhere(TABLES.next_variant[step] != np.arange(NUM_VARIANTS)[:, None])
+    rules = tuple((int(v) * NUM_ACTIONS + int(a), int(TABLES.next_variant[step, v, a])) for v, a in moves)
+    endings = tuple(int(v) * NUM_ACTIONS + int(a) for v, a in np.argwhere(TABLES.ends[step]))
+    return _apply(actions, variants, active, rules=rules, endings=endings)
+
+
+@partial(jax.jit, static_argnames=("rules", "endings"))
+def _apply(
+    actions: Array, variants: Array, active: Array, *, rules: tuple[tuple[int, int], ...], endings: tuple[int, ...]
+) -> tuple[Array, Array, Array]:
+    choice = jnp.where(active > 0, variants * NUM_ACTIONS + actions, -1)
+    for moved, variant in rules:
+        variants = jnp.where(choice == moved, variant, variants)
+    for ending in endings:
+        active = jnp.where(choice == ending, 0, active)
+    return choice, variants, active
 
 
 def episodes_from_actions(actions: Int[Array, "6 group episode *run"]) -> Episodes:
@@ -120,18 +148,15 @@ def episodes_from_actions(actions: Int[Array, "6 group episode *run"]) -> Episod
     variants = packed = jnp.zeros(actions.shape[1:], jnp.int32)
     active = packed + 1
     for step in range(MAX_STEPS):
-        choice = jnp.where(active > 0, variants * NUM_ACTIONS + actions[step], -1)
+        choice, variants, active = _move(actions[step], variants, active, step=step)
         packed |= (choice + 1) << CHOICE_BITS * step
-        variants, active = _transition(step, choice, variants, active)
     return Episodes(packed)
 
 
-@stage
-def grade(episodes: Episodes, verdicts: Bool[Array, "group variant"]) -> Float[Array, "group episode *run"]:
+def grade(
+    episodes: Episodes, verdicts: Bool[Array | np.ndarray, "group variant"]
+) -> Float[Array | np.ndarray, "group episode *run"]:
     """Rewards: 1 where an artifact was submitted that the group's verdicts accept, else 0."""
-    run_axes = episodes.packed.ndim - 2
-    accepted = verdicts.astype(jnp.int32).reshape(*verdicts.shape, *[1] * (1 + run_axes))
-    rewards = jnp.zeros_like(episodes.packed)
-    for step, variant, action in np.argwhere(TABLES.submits).tolist():
-        rewards += jnp.where(episodes.choice(step) == variant * NUM_ACTIONS + action, accepted[:, variant], 0)
-    return rewards.astype(jnp.float32)
+    accepted = verdicts.reshape(*verdicts.shape, *[1] * (episodes.packed.ndim - 1))
+    passed = [episodes.submitted(variant) & accepted[:, variant] for variant in range(NUM_VARIANTS)]
+    return functools.reduce(operator.or_, passed).astype(np.float32)

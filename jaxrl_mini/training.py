@@ -17,12 +17,15 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxrl_mini import objective, rollout
 from jaxrl_mini.policies import table
 from jaxrl_mini.task import NUM_ACTIONS
-from jaxrl_mini.types import Credit, Episodes, Metrics, Seeds, Settings
+from jaxrl_mini.types import AnyArray, Credit, Episodes, Seeds, Settings
 from jaxrl_mini.xla import stage, total
 
 MAX_GRADIENT_NORM = 1.0
 CHUNK = 20
 """Iterations per call of `advance`, at most; also how often the command line reports."""
+
+REFERENCE_LOG_PROB = -float(np.log(NUM_ACTIONS))
+"""The table policy's reference is its initial policy: uniform."""
 
 OPTIMIZER = optax.scale_by_adam(b1=0.9, b2=0.999, eps=1e-8)
 
@@ -64,14 +67,20 @@ class State(NamedTuple):
 
 
 class Log(NamedTuple):
-    """What iterations leave behind."""
+    """What one iteration leaves behind; `advance` puts an axis `iteration` in front of every array."""
 
-    metrics: Float[Array, "iteration metric *run"]
-    """The fields of `Metrics`, in their order."""
     episodes: Episodes
-    """The batches, [iteration, group, episode, *run]."""
+    """The batch, [group, episode, *run]."""
+    credit: Credit
+    """What the episodes were credited with, by [context, action, *run]."""
+    behavior: Float[AnyArray, "context action *run"]
+    """Log-probabilities of the policy that sampled the batch."""
+    log_probs: Float[AnyArray, "context action *run"]
+    """Log-probabilities before the last optimizer step."""
+    gradient_norm: Float[AnyArray, "*run"]
+    """The gradient's norm at the last optimizer step, before it is clipped."""
     params: Any
-    """The policy after each iteration, [iteration, ...]."""
+    """The policy after the iteration; None for a language model."""
 
 
 def initial_state(params: Any, run_shape: tuple[int, ...] = ()) -> State:
@@ -85,14 +94,14 @@ def update(
     batch: Batch,
     settings: Settings,
     sizes: Sizes,
-) -> tuple[State, dict[str, Float[Array, "*run"]]]:
+) -> tuple[State, Float[Array, "context action *run"], Float[Array, "*run"]]:
     """Takes the optimizer steps on one batch.
 
     The gradient is scaled by min(1, 1 / (norm + 1e-6)), its norm taken per run over all parameters. With rs-sft, a
     run whose batch retained nothing keeps its parameters and moments as they are, to the bit.
 
     Returns:
-      The new state, and the metrics of the last step, computed before it is taken.
+      The new state; the log-probabilities and the gradient's norm of the last step, before it is taken.
     """
     learns = _has_credit(batch.credit) if sizes.method == "rs-sft" else None
 
@@ -106,9 +115,7 @@ def update(
         return _adam_step(state, gradient, norm, learns, settings.lr), log_probs, norm
 
     start = (state, jnp.zeros_like(batch.behavior), jnp.zeros_like(settings.lr))
-    state, log_probs, norm = jax.lax.fori_loop(0, sizes.epochs, step, start)
-    metrics = _step_metrics(log_probs, *batch, settings, sizes.method)
-    return state, {**metrics, "gradient_norm": norm}
+    return jax.lax.fori_loop(0, sizes.epochs, step, start)
 
 
 @partial(stage, static_argnames="method")
@@ -127,37 +134,6 @@ def _loss_gradient(
         return jnp.sum(objective.loss_terms(log_probs, behavior, reference, credit, settings, method))
 
     return jax.grad(loss)(log_probs)
-
-
-def _step_metrics(
-    log_probs: Array, behavior: Array, reference: Array, credit: Credit, settings: Settings, method: str
-) -> dict[str, Array]:
-    rows = _metric_rows(log_probs, behavior, reference, credit, settings, method=method)
-    loss, kl, entropy, outside, counts = (_over_contexts(row) for row in rows)
-    return {
-        "loss": loss,
-        "mean_kl": kl / counts,
-        "entropy": entropy / counts,
-        "ratio_outside_clip_fraction": outside / counts,
-    }
-
-
-@partial(stage, static_argnames="method")
-def _metric_rows(
-    log_probs: Array, behavior: Array, reference: Array, credit: Credit, settings: Settings, *, method: str
-) -> list[Float[Array, "context *run"]]:
-    counts = total(credit.counts, axis=1)
-    outside = objective.outside_clip(log_probs, behavior, settings.clip)
-    return [
-        total(objective.loss_terms(log_probs, behavior, reference, credit, settings, method), axis=1),
-        counts * total(objective.kl_terms(log_probs, reference), axis=1),
-        counts * total(-jnp.exp(log_probs) * log_probs, axis=1),
-        total(jnp.where(outside, credit.counts, 0.0), axis=1),
-        counts,
-    ]
-
-
-_over_contexts = stage(total)
 
 
 @partial(stage, static_argnames="run_axes")
@@ -201,12 +177,12 @@ def learn(
     reference: Float[Array, "24 6 *run"],
     settings: Settings,
     sizes: Sizes,
-) -> tuple[State, Metrics]:
-    """The table policy learns from graded episodes, sampled at log-probabilities `behavior`, and says how that went."""
+) -> tuple[State, Log]:
+    """The table policy learns from graded episodes, which it sampled with log-probabilities `behavior`."""
     advantages = objective.advantages(rewards, method=sizes.method)
     credit = objective.state_credit(episodes, rewards, advantages)
-    state, last_step = update(state, _table_backward, Batch(behavior, reference, credit), settings, sizes)
-    return state, Metrics(**last_step, **batch_metrics(rewards, sizes=sizes))
+    state, log_probs, norm = update(state, _table_backward, Batch(behavior, reference, credit), settings, sizes)
+    return state, Log(episodes, credit, behavior, log_probs, norm, state.params)
 
 
 def _table_backward(
@@ -217,20 +193,6 @@ def _table_backward(
     return log_probs, gradient
 
 
-@partial(stage, static_argnames="sizes")
-def batch_metrics(rewards: Float[Array, "group episode *run"], *, sizes: Sizes) -> dict[str, Array]:
-    """Those of `Metrics` that say how a batch went, not how the policy learned from it."""
-    successes = total(rewards, axis=1)
-    retained = total(successes)
-    learns = retained > 0 if sizes.method == "rs-sft" else jnp.full(retained.shape, True)
-    return {
-        "optimizer_steps": jnp.where(learns, float(sizes.epochs), 0.0),
-        "train_success_rate": retained / (sizes.groups * sizes.group_size),
-        "mixed_groups": total(((successes > 0) & (successes < sizes.group_size)).astype(jnp.float32)),
-        "retained_episodes": retained,
-    }
-
-
 def iterate(
     state: State,
     seeds: Seeds,
@@ -238,16 +200,19 @@ def iterate(
     number: Int[Array, ""],
     verdicts: Bool[Array, "group variant"],
     sizes: Sizes,
-) -> tuple[State, Metrics, Episodes]:
+) -> tuple[State, Log]:
     """One iteration of the table policy: sample episodes, grade them, learn from them."""
     behavior = table.log_probs(state.params)
     episodes = rollout.rollout(
         behavior, seeds, number, stream=rollout.TRAINING, groups=sizes.groups, group_size=sizes.group_size
     )
-    rewards = rollout.grade(episodes, verdicts)
-    reference = jnp.full_like(behavior, -np.log(NUM_ACTIONS))
-    state, metrics = learn(state, episodes, rewards, behavior, reference, settings, sizes)
-    return state, metrics, episodes
+    reference = jnp.full_like(behavior, REFERENCE_LOG_PROB)
+    return learn(state, episodes, _grade(episodes, verdicts), behavior, reference, settings, sizes)
+
+
+@stage
+def _grade(episodes: Episodes, verdicts: Bool[Array, "group variant"]) -> Float[Array, "group episode *run"]:
+    return jnp.asarray(rollout.grade(episodes, verdicts))
 
 
 @partial(jax.jit, static_argnames="sizes")
@@ -267,25 +232,12 @@ def advance(
     Returns:
       The new state, and a log of 20 iterations, of which `count` are filled.
     """
-    runs = seeds.shape
-    rows = jnp.zeros((CHUNK, len(Metrics._fields), *runs))
-    packed = jnp.zeros((CHUNK, sizes.groups, sizes.group_size, *runs), jnp.int32)
-    logits = jnp.zeros((CHUNK, *state.params.shape))
 
-    def body(i: Array, carry: tuple[State, Array, Array, Array]) -> tuple[State, Array, Array, Array]:
-        state, rows, packed, logits = carry
-        state, metrics, episodes = iterate(state, seeds, settings, first + i, verdicts[i], sizes)
-        return (
-            state,
-            jax.lax.dynamic_update_index_in_dim(rows, _stacked(metrics), i, 0),
-            jax.lax.dynamic_update_index_in_dim(packed, episodes.packed, i, 0),
-            jax.lax.dynamic_update_index_in_dim(logits, state.params, i, 0),
-        )
+    def body(i: Array, carry: tuple[State, Log]) -> tuple[State, Log]:
+        state, logs = carry
+        state, log = iterate(state, seeds, settings, first + i, verdicts[i], sizes)
+        return state, jax.tree.map(lambda rows, row: jax.lax.dynamic_update_index_in_dim(rows, row, i, 0), logs, log)
 
-    state, rows, packed, logits = jax.lax.fori_loop(0, count, body, (state, rows, packed, logits))
-    return state, Log(rows, Episodes(packed), logits)
-
-
-@stage
-def _stacked(metrics: Metrics) -> Float[Array, "metric *run"]:
-    return jnp.stack(metrics)
+    _, log = jax.eval_shape(partial(iterate, sizes=sizes), state, seeds, settings, first, verdicts[0])
+    logs = jax.tree.map(lambda leaf: jnp.zeros((CHUNK, *leaf.shape), leaf.dtype), log)
+    return jax.lax.fori_loop(0, count, body, (state, logs))

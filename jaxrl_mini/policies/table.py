@@ -22,7 +22,7 @@ def log_probs(logits: Float[Array, "state action *run"]) -> Float[Array, "state 
     The derivative is written out, gradient - p * sum(gradient), so that each sum over actions is computed once.
     """
     highest = _highest(logits)
-    return _normalized(logits, highest, _log_sum_exp(logits, highest))
+    return _normalized(logits, _log_normalizer(highest, _exponentials(logits, highest)))
 
 
 def _forward(logits: Array) -> tuple[Array, Array]:
@@ -43,17 +43,24 @@ def _highest(logits: Float[Array, "state action *run"]) -> Float[Array, "state *
 
 
 @stage
-def _log_sum_exp(
+def _exponentials(
     logits: Float[Array, "state action *run"], highest: Float[Array, "state *run"]
+) -> Float[Array, "state action *run"]:
+    return jnp.exp(logits - highest[:, None])
+
+
+@stage
+def _log_normalizer(
+    highest: Float[Array, "state *run"], exponentials: Float[Array, "state action *run"]
 ) -> Float[Array, "state *run"]:
-    return jnp.log(total(jnp.exp(logits - highest[:, None]), axis=1))
+    return highest + jnp.log(total(exponentials, axis=1))
 
 
 @stage
 def _normalized(
-    logits: Float[Array, "state action *run"], highest: Float[Array, "state *run"], log_sum: Float[Array, "state *run"]
+    logits: Float[Array, "state action *run"], log_normalizer: Float[Array, "state *run"]
 ) -> Float[Array, "state action *run"]:
-    return logits - highest[:, None] - log_sum[:, None]
+    return logits - log_normalizer[:, None]
 
 
 @stage

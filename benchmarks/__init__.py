@@ -1,0 +1,1 @@
+"""Slow studies and timings, each a module to run: `python -m benchmarks.NAME --help`."""

@@ -1,0 +1,270 @@
+"""Training: every iteration against the float64 oracle, and runs that depend on nothing but themselves."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import oracle
+import pytest
+from conftest import recorded
+
+from jaxrl_mini import fleet, objective, training, verifier
+from jaxrl_mini.config import Config
+from jaxrl_mini.fleet import BLOCK, Block
+from jaxrl_mini.types import Credit, Metrics, Settings
+
+UNIFORM = np.full((24, 6), -np.log(6))
+
+
+def column(log: training.Log, name: str) -> np.ndarray:
+    """A metric of a log, [iteration, run]."""
+    return np.asarray(log.metrics)[:, Metrics._fields.index(name)]
+
+
+# Against the oracle
+
+
+def replay_by_oracle(config: Config, history: dict, arrays: dict[str, np.ndarray]) -> list[oracle.Step]:
+    """Each iteration again, from the recorded policy on, with the oracle's own moments."""
+    settings = config.to_dict() | {"lr": config.effective_lr}
+    adam, steps = oracle.Adam(), []
+    for i in range(config.iterations):
+        logits, step = oracle.update(
+            arrays["logits"][i], adam, UNIFORM, arrays["actions"][i], arrays["rewards"][i], settings
+        )
+        policies = oracle.log_softmax(logits), oracle.log_softmax(arrays["logits"][i + 1])
+        np.testing.assert_allclose(*policies, atol=5e-5, err_msg=f"after iteration {i}")
+        assert history["loss"][i] == pytest.approx(step.loss, abs=2e-6)
+        assert history["mean_kl"][i] == pytest.approx(step.mean_kl, abs=2e-6)
+        assert history["entropy"][i] == pytest.approx(step.entropy, abs=2e-6)
+        assert history["ratio_outside_clip_fraction"][i] == pytest.approx(step.outside, abs=1e-6)
+        assert history["gradient_norm"][i] == pytest.approx(np.linalg.norm(step.gradient), rel=1e-4, abs=1e-6)
+        steps.append(step)
+    return steps
+
+
+def check_recorded_episodes(config: Config, history: dict, arrays: dict[str, np.ndarray]) -> None:
+    """Rewards, advantages, behavior log-probabilities and counts follow from actions and policies."""
+    for i in range(config.iterations):
+        log_probs, rewards = oracle.log_softmax(arrays["logits"][i]), arrays["rewards"][i]
+        for index in np.ndindex(rewards.shape):
+            episode = oracle.play(arrays["actions"][i][index])
+            rest = [0.0] * (6 - len(episode.actions))
+            assert arrays["actions"][i][index].tolist() == episode.actions + [-1] * len(rest)
+            assert rewards[index] == (episode.submitted and episode.low_fixed and episode.high_fixed)
+            behavior = [*log_probs[episode.states, episode.actions], *rest]
+            np.testing.assert_allclose(arrays["old_log_probs"][i][index], behavior, atol=1e-5)
+        if config.method == "grpo":
+            np.testing.assert_allclose(arrays["advantages"][i], oracle.group_advantages(rewards), atol=1e-6)
+        successes = rewards.sum(axis=1)
+        retained = successes.sum()
+        assert history["train_success_rate"][i] == pytest.approx(retained / rewards.size)
+        assert history["mixed_groups"][i] == ((successes > 0) & (successes < rewards.shape[1])).sum()
+        assert history["optimizer_steps"][i] == (0 if config.method == "rs-sft" and not retained else config.epochs)
+        if config.method == "rs-sft":
+            assert history["retained_episodes"][i] == retained
+
+
+def test_the_articles_run_of_grpo(grpo_run, grpo_arrays):
+    check_recorded_episodes(grpo_run.config, grpo_run.history, grpo_arrays)
+    replay_by_oracle(grpo_run.config, grpo_run.history, grpo_arrays)
+
+
+def test_the_articles_run_of_rejection_sampling(sft_run, sft_arrays):
+    check_recorded_episodes(sft_run.config, sft_run.history, sft_arrays)
+    replay_by_oracle(sft_run.config, sft_run.history, sft_arrays)
+    assert (sft_run.history["optimizer_steps"] == 0).any()  # it met batches without a success
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"lr": 0.5, "clip": 0.1, "beta": 0.1},  # many ratios outside the clip range
+        {"lr": 1.0, "clip": 0.3, "beta": 5.0},  # gradients above norm 1
+        {"lr": 0.3, "clip": 0.05, "beta": 0.0},
+    ],
+)
+def test_runs_with_large_steps_clipped_ratios_and_clipped_gradients(settings, tmp_path):
+    run = fleet.run(Config(seed=5, iterations=30, eval_episodes=1, **settings))
+    arrays = recorded(run, tmp_path / "run.npz")
+    steps = replay_by_oracle(run.config, run.history, arrays)
+    assert max(step.outside for step in steps) > 0.2
+    assert (max(np.linalg.norm(step.gradient) for step in steps) > 1) == (settings["beta"] == 5.0)
+
+
+def test_the_exact_success_rate_of_an_iteration_is_that_of_the_policy_after_it(grpo_run):
+    for i in (0, 1, 19, 20, 99):
+        success, _ = oracle.expectations(oracle.log_softmax(grpo_run.logits[i + 1]))
+        assert grpo_run.history["exact_success_rate"][i] == pytest.approx(success, abs=1e-6)
+
+
+def test_on_policy_no_ratio_is_outside_and_the_surrogate_is_zero_while_the_gradient_is_not():
+    """With one epoch, the last optimizer step is the first after sampling."""
+    history = fleet.run(Config(epochs=1, iterations=20, clip=1e-4, beta=0.0, eval_episodes=1)).history
+    assert (history["ratio_outside_clip_fraction"] == 0).all()
+    assert abs(history["loss"]).max() < 1e-6
+    assert (history["gradient_norm"][history["mixed_groups"] > 0] > 1e-3).all()
+
+
+def test_optimizer_steps_are_those_of_optax_on_any_tree_of_parameters():
+    """Three batches of two steps, against the textbook chain of norm clip and Adam, at a slope that is clipped."""
+    rng = np.random.default_rng(0)
+    arrays = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((24, 6), (24, 1), (6,)))
+    params = dict(zip(("bias", "state", "action"), arrays, strict=True))
+
+    def log_probs_of(tree):
+        return jax.nn.log_softmax(tree["bias"] + tree["state"] * tree["action"], axis=1)
+
+    counts = rng.integers(0, 5, (24, 6)).astype(np.float32)
+    plus, minus = 5 * rng.random((24, 6)), -5 * rng.random((24, 6))
+    sums = (plus, minus, counts, counts.sum(axis=1) / counts.sum())
+    credit = Credit(*(jnp.asarray(x, jnp.float32) for x in sums))
+    settings, reference = Settings(*map(jnp.float32, (0.05, 0.2, 0.02))), jnp.asarray(UNIFORM, jnp.float32)
+    sizes = training.Sizes("grpo", 4, 8, epochs=2)
+    chain = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(0.05))
+
+    @jax.jit
+    def optax_step(tree, chain_state, behavior):
+        def loss(tree):
+            terms = objective.loss_terms(log_probs_of(tree), behavior, reference, credit, settings, "grpo")
+            return jnp.sum(terms)
+
+        gradient = jax.grad(loss)(tree)
+        updates, chain_state = chain.update(gradient, chain_state)
+        return optax.apply_updates(tree, updates), chain_state, optax.global_norm(gradient)
+
+    @jax.jit
+    def our_steps(state, behavior):
+        return training.update(state, log_probs_of, behavior, reference, credit, settings, sizes)
+
+    state, theirs, chain_state = training.initial_state(params), params, chain.init(params)
+    for _ in range(3):
+        behavior = log_probs_of(theirs)
+        state, metrics = our_steps(state, behavior)
+        for _ in range(2):
+            theirs, chain_state, norm = optax_step(theirs, chain_state, behavior)
+        assert norm > 1
+        assert metrics["gradient_norm"] == pytest.approx(float(norm), rel=1e-4)
+        for name in params:
+            np.testing.assert_allclose(state.params[name], theirs[name], atol=1e-5)
+    assert state.moments.count == 6
+
+
+# What a verifier's verdicts do
+
+
+def verdicts_are(monkeypatch, answer: bool) -> None:
+    monkeypatch.setattr(
+        verifier, "training_verdicts", lambda first, iterations, groups: np.full((iterations, groups, 4), answer)
+    )
+
+
+def leaves(block: Block) -> list[np.ndarray]:
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(block.state)]
+
+
+def test_rejection_sampling_without_a_success_changes_no_bit(monkeypatch):
+    """Neither parameters nor moments nor the count of steps, also where earlier batches left momentum."""
+    block = Block([Config(seed=seed, method="rs-sft") for seed in range(8)])
+    block.advance(10)
+    before = leaves(block)
+    assert all(abs(leaf).max() > 0 for leaf in before)
+    verdicts_are(monkeypatch, False)
+    log = block.advance(10)
+    for old, new in zip(before, leaves(block), strict=True):
+        assert old.tobytes() == new.tobytes()
+    for name in ("loss", "gradient_norm", "optimizer_steps", "retained_episodes", "train_success_rate"):
+        assert (column(log, name) == 0).all()
+
+
+def test_a_run_without_a_success_waits_while_its_neighbours_learn():
+    log = Block([Config(seed=seed, method="rs-sft") for seed in range(BLOCK)]).advance(5)
+    params = np.concatenate([np.zeros((1, 24, 6, BLOCK)), np.asarray(log.params)])
+    moved = (params[1:] != params[:-1]).any(axis=(1, 2))
+    np.testing.assert_array_equal(moved, column(log, "retained_episodes") > 0)
+    assert moved.any(axis=1).all() and not moved.all()
+
+
+def test_grpo_learns_nothing_from_a_verifier_that_accepts_nothing(monkeypatch):
+    """No group is mixed, the policy is its own reference: the policy stays uniform, whatever Adam makes of rounding."""
+    verdicts_are(monkeypatch, False)
+    block = Block([Config()])
+    log = block.advance(20)
+    assert (column(log, "mixed_groups") == 0).all()
+    np.testing.assert_allclose(oracle.log_softmax(block.logits()[..., 0]), UNIFORM, atol=1e-6)
+
+
+def test_what_the_policy_does_first_does_not_depend_on_the_verifier(monkeypatch):
+    batches = []
+    for answer in (False, True):
+        verdicts_are(monkeypatch, answer)
+        batches.append(np.asarray(Block([Config()]).advance(1).episodes.packed))
+    np.testing.assert_array_equal(*batches)
+
+
+# Runs depend on nothing but themselves
+
+
+def trace(log: training.Log, run: int) -> bytes:
+    """All bits a run left behind."""
+    return b"".join(np.asarray(leaf)[..., run].tobytes() for leaf in jax.tree.leaves(log))
+
+
+SEEDS = (7, 0, 2**31, 2**32 - 1, 19)
+
+
+def test_a_seed_is_the_same_alone_among_others_and_in_any_order():
+    together = Block([Config(seed=seed) for seed in SEEDS]).advance(20)
+    backwards = Block([Config(seed=seed) for seed in SEEDS[::-1]]).advance(20)
+    for run, seed in enumerate(SEEDS):
+        alone = trace(Block([Config(seed=seed)]).advance(20), 0)
+        assert trace(together, run) == alone
+        assert trace(backwards, len(SEEDS) - 1 - run) == alone
+    assert len({trace(together, run) for run in range(len(SEEDS))}) == len(SEEDS)
+
+
+def test_the_same_seed_twice_in_a_full_block_is_the_same_run_twice():
+    log = Block([Config(seed=seed % 32) for seed in range(BLOCK)]).advance(5)
+    assert all(trace(log, run) == trace(log, run + 32) for run in range(32))
+
+
+def test_settings_of_a_run_are_its_own():
+    configs = [Config(lr=0.5), Config(), Config(clip=0.01), Config(beta=1.0)]
+    together = Block(configs).advance(20)
+    for run, config in enumerate(configs):
+        assert trace(together, run) == trace(Block([config]).advance(20), 0)
+    assert len({trace(together, run) for run in range(4)}) == 4
+
+
+@pytest.mark.parametrize("chunks", [(7, 13), (1,) * 20, (19, 1)])
+def test_chunks_of_any_size_give_the_same_bits(chunks):
+    whole, parts = Block([Config()]), Block([Config()])
+    log, logs = whole.advance(20), [parts.advance(count) for count in chunks]
+    joined = jax.tree.map(lambda *pieces: np.concatenate(pieces), *logs)
+    assert trace(joined, 0) == trace(log, 0)
+    assert all(a.tobytes() == b.tobytes() for a, b in zip(leaves(whole), leaves(parts), strict=True))
+
+
+def test_evaluation_does_not_change_training():
+    """Off, on, or more often and with other numbers of episodes."""
+    plain, evaluated = Block([Config()]), Block([Config()])
+    for episodes in (1, 30, 700):
+        evaluated.evaluate(episodes)
+        evaluated.evaluate(episodes)
+        assert trace(plain.advance(5), 0) == trace(evaluated.advance(5), 0)
+
+
+def test_settings_seeds_and_counts_need_no_new_compilation():
+    Block([Config()]).advance(20)
+    compiled = training.advance._cache_size()
+    for count, config in [(1, Config(seed=3)), (13, Config(lr=0.5)), (20, Config(clip=0.5, beta=0.0))]:
+        Block([config] * count).advance(count)
+    assert training.advance._cache_size() == compiled
+
+
+def test_the_policy_learns(grpo_run, sft_run):
+    for run in (grpo_run, sft_run):
+        assert run.before.success_rate < 0.12
+        assert run.after.success_rate >= 0.97
+        assert run.after.exact_success_rate > 0.98
+        assert run.history["train_success_rate"][-20:].mean() > run.history["train_success_rate"][:20].mean() + 0.3
