@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jaxrl_mini.config import Config, UserError
     from jaxrl_mini.evaluation import Evaluation
-    from jaxrl_mini.fleet import Result, run
+    from jaxrl_mini.fleet import run
+    from jaxrl_mini.result import Result
     from jaxrl_mini.task import ACTIONS, BinarySearchRepair
 
 _HOMES = {
@@ -21,7 +22,7 @@ _HOMES = {
     "BinarySearchRepair": "task",
     "Config": "config",
     "Evaluation": "evaluation",
-    "Result": "fleet",
+    "Result": "result",
     "UserError": "config",
     "run": "fleet",
 }

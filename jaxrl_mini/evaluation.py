@@ -2,6 +2,7 @@
 
 import functools
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
@@ -30,6 +31,8 @@ class Evaluation:
     """The sum of squared episode lengths."""
     exact_success_rate: float
     exact_mean_actions: float
+    exact_mean_kl: float | None = None
+    """Expected sum of KL(policy || initial policy) over an episode's actions, by expected actions. None for a table."""
 
     @property
     def success_rate(self) -> float:
@@ -98,18 +101,31 @@ def evaluate(
       verdicts: the verifier's verdicts; as many episodes are played.
     """
     log_probs = log_softmax(np.asarray(logits, np.float64), axis=1).astype(np.float32)
-    sums = np.zeros((3, logits.shape[-1]), np.int64)
-    for chunk, start in enumerate(range(0, len(verdicts), CHUNK)):
-        graded = verdicts[start : start + CHUNK]
-        episodes = Episodes(np.asarray(_play_chunk(log_probs, seeds, chunk).packed)[: len(graded), :, : sums.shape[1]])
-        lengths = episodes.lengths
-        for row, column in enumerate((rollout.grade(episodes, graded), lengths, lengths * lengths)):
-            sums[row] += column.sum(axis=(0, 1), dtype=np.int64)
+    sums = sum_over_episodes(lambda chunk: _play_chunk(log_probs, seeds, chunk), verdicts)[:, : logits.shape[-1]]
     expected = np.array(exact_of_logits(logits, verdicts.mean(axis=0)))
     return [
         Evaluation(len(verdicts), *(int(total) for total in run_sums), *(float(value) for value in run_expected))
         for run_sums, run_expected in zip(sums.T, expected.T, strict=True)
     ]
+
+
+def sum_over_episodes(
+    play: Callable[[int], Episodes], verdicts: Bool[np.ndarray, "episode variant"]
+) -> Int[np.ndarray, "3 *run"]:
+    """Successes, actions and squared lengths of as many evaluation episodes as there are verdicts.
+
+    Args:
+      play: returns the chunk's 512 episodes, [episode, 1, *run].
+      verdicts: the verifier's verdicts.
+    """
+    sums = []
+    for chunk, start in enumerate(range(0, len(verdicts), CHUNK)):
+        graded = verdicts[start : start + CHUNK]
+        episodes = Episodes(np.asarray(play(chunk).packed)[: len(graded)])
+        lengths = episodes.lengths
+        columns = (rollout.grade(episodes, graded), lengths, lengths * lengths)
+        sums.append([column.sum(axis=(0, 1), dtype=np.int64) for column in columns])
+    return np.sum(sums, axis=0)
 
 
 @jax.jit
