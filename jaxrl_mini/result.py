@@ -51,13 +51,8 @@ def columns(
     `retained_episodes`.
     """
     runs = log.gradient_norm.shape[1]
-    starts = iterations // CHUNK * CHUNK  # verdicts are computed and kept in chunks
-    verdicts = np.stack(
-        [
-            verifier.training_verdicts(int(start), CHUNK, sizes.groups)[i - start]
-            for i, start in zip(iterations, starts, strict=True)
-        ]
-    )
+    chunks = [divmod(int(iteration), CHUNK) for iteration in iterations]  # verdicts are computed and kept by chunk
+    verdicts = np.stack([verifier.training_verdicts(CHUNK * chunk, CHUNK, sizes.groups)[i] for chunk, i in chunks])
     by_group = Episodes(log.episodes.packed.reshape(-1, sizes.group_size, runs))
     rewards = rollout.grade(by_group, verdicts.reshape(-1, NUM_VARIANTS)).reshape(log.episodes.packed.shape)
     successes = rewards.sum(axis=2).astype(np.int64)
