@@ -163,6 +163,10 @@ def test_optimizer_steps_are_those_of_optax_on_any_tree_of_parameters():
     def log_probs_of(tree):
         return jax.nn.log_softmax(tree["bias"] + tree["state"] * tree["action"], axis=1)
 
+    def backward(tree, batch, loss_gradient):
+        log_probs, pullback = jax.vjp(log_probs_of, tree)
+        return log_probs, pullback(loss_gradient(log_probs, batch))[0]
+
     counts = rng.integers(0, 5, (24, 6)).astype(np.float32)
     plus, minus = 5 * rng.random((24, 6)), -5 * rng.random((24, 6))
     sums = (plus, minus, counts, counts.sum(axis=1) / counts.sum())
@@ -183,7 +187,7 @@ def test_optimizer_steps_are_those_of_optax_on_any_tree_of_parameters():
 
     @jax.jit
     def our_steps(state, behavior):
-        return training.update(state, log_probs_of, behavior, reference, credit, settings, sizes)
+        return training.update(state, backward, training.Batch(behavior, reference, credit), settings, sizes)
 
     state, theirs, chain_state = training.initial_state(params), params, chain.init(params)
     for _ in range(3):
