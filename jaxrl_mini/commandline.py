@@ -25,7 +25,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_config_flags(parser: argparse.ArgumentParser, several: bool = False) -> None:
-    """One flag per field of `Config`, with its text and default; each takes several values if asked."""
+    """One flag per field of `Config`, with its text and default; if asked, each but the seed takes several values."""
     group = parser.add_argument_group("settings of the run")
     for field in dataclasses.fields(Config):
         union = typing.get_args(field.type) or (field.type,)
@@ -60,6 +60,8 @@ def use_device(name: str | None) -> None:
     """
     import jax
 
+    from jaxrl_mini.compilation import use_compilation_cache
+
     if name is not None and DEVICES[name] == "cpu":
         jax.config.update("jax_platforms", "cpu")
     elif name is not None:
@@ -68,11 +70,7 @@ def use_device(name: str | None) -> None:
         except RuntimeError as error:
             there = sorted({device.platform for device in jax.devices()})
             raise UserError(f"--device {name} is not there: this machine offers {', '.join(there)}") from error
-    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        from platformdirs import user_cache_dir
-
-        jax.config.update("jax_compilation_cache_dir", user_cache_dir("jaxrl_mini"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    use_compilation_cache()
 
 
 def run_command(command: Callable[[list[str]], int | None], arguments: list[str] | None = None) -> NoReturn:

@@ -12,11 +12,14 @@ from scipy.special import log_softmax, ndtri, stdtrit
 
 from jaxrl_mini import rollout
 from jaxrl_mini.task import MAX_STEPS, NUM_ACTIONS, NUM_VARIANTS, TABLES
-from jaxrl_mini.types import Episodes, Exact, Seeds
+from jaxrl_mini.types import AnyArray, Episodes, Exact, Seeds
 
 CONFIDENCE = 0.95
 CHUNK = 512
-"""Sampled evaluation episodes per call."""
+"""Sampled evaluation episodes per call, at most."""
+
+MIN_CHUNK = 32
+"""The fewest that a program is compiled for; fewer than `CHUNK` are rounded up to a power of two."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,26 @@ class Evaluation:
         return mean_interval(self.actions, self.squared_actions, self.episodes)
 
 
-def exact(log_probs: Float[Array | np.ndarray, "24 6 *run"], accepted: Float[Array | np.ndarray, " variant"]) -> Exact:
+@dataclass(frozen=True)
+class Evaluations:
+    """The figures of many policies, as arrays; indexed by a run's place, those of one."""
+
+    episodes: int
+    """Sampled episodes per run."""
+    successes: Int[np.ndarray, " run"]
+    actions: Int[np.ndarray, " run"]
+    squared_actions: Int[np.ndarray, " run"]
+    exact: Exact
+
+    def __len__(self) -> int:
+        return len(self.successes)
+
+    def __getitem__(self, run: int) -> Evaluation:
+        sums = (int(column[run]) for column in (self.successes, self.actions, self.squared_actions))
+        return Evaluation(self.episodes, *sums, *(float(column[run]) for column in self.exact))
+
+
+def exact(log_probs: Float[AnyArray, "24 6 *run"], accepted: Float[AnyArray, " variant"]) -> Exact:
     """Success probability and expected actions of a policy, by one pass over the steps.
 
     The probability mass over artifacts moves through the transition tables; what is submitted counts with the
@@ -85,28 +107,28 @@ def exact(log_probs: Float[Array | np.ndarray, "24 6 *run"], accepted: Float[Arr
     return Exact(success, actions)
 
 
-def exact_of_logits(logits: Float[Array | np.ndarray, "24 6 *run"], accepted: Float[np.ndarray, " variant"]) -> Exact:
+def exact_of_logits(logits: Float[AnyArray, "24 6 *run"], accepted: Float[np.ndarray, " variant"]) -> Exact:
     """`exact` of a table policy, in float64."""
     return exact(log_softmax(np.asarray(logits, np.float64), axis=1), accepted)
 
 
-def evaluate(
-    logits: Float[np.ndarray, "24 6 run"], seeds: Seeds, verdicts: Bool[np.ndarray, "episode variant"]
-) -> list[Evaluation]:
-    """Evaluates the policy of every run.
+def play(
+    logits: Float[AnyArray, "24 6 run"], seeds: Seeds, verdicts: Bool[np.ndarray, "episode variant"]
+) -> Int[np.ndarray, "3 run"]:
+    """Plays the evaluation episodes of every run.
 
     Args:
       logits: a policy per run.
       seeds: each run's seed; the evaluation stream depends on it alone, so it is the same before and after.
       verdicts: the verifier's verdicts; as many episodes are played.
+
+    Returns:
+      Sums over the episodes: successes, actions, and squared actions.
     """
+    rows = CHUNK if len(verdicts) > CHUNK else max(MIN_CHUNK, 1 << (len(verdicts) - 1).bit_length())
     log_probs = log_softmax(np.asarray(logits, np.float64), axis=1).astype(np.float32)
-    sums = sum_over_episodes(lambda chunk: _play_chunk(log_probs, seeds, chunk), verdicts)[:, : logits.shape[-1]]
-    expected = np.array(exact_of_logits(logits, verdicts.mean(axis=0)))
-    return [
-        Evaluation(len(verdicts), *(int(total) for total in run_sums), *(float(value) for value in run_expected))
-        for run_sums, run_expected in zip(sums.T, expected.T, strict=True)
-    ]
+    played = sum_over_episodes(lambda chunk: _play_chunk(log_probs, seeds, chunk, rows), verdicts)
+    return played[:, : logits.shape[-1]]
 
 
 def sum_over_episodes(
@@ -115,7 +137,7 @@ def sum_over_episodes(
     """Successes, actions and squared lengths of as many evaluation episodes as there are verdicts.
 
     Args:
-      play: returns the chunk's 512 episodes, [episode, 1, *run].
+      play: returns a chunk's episodes, up to 512 and at least those that are graded, [episode, 1, *run].
       verdicts: the verifier's verdicts.
     """
     sums = []
@@ -128,10 +150,19 @@ def sum_over_episodes(
     return np.sum(sums, axis=0)
 
 
-@jax.jit
-def _play_chunk(log_probs: Float[Array, "24 6 run"], seeds: Seeds, chunk: Int[Array, ""]) -> Episodes:
-    """Evaluation episodes number 512 * chunk and on, each a group of its own."""
-    return rollout.rollout(log_probs, seeds, chunk, stream=rollout.EVALUATION, groups=CHUNK, group_size=1)
+def evaluate(
+    logits: Float[AnyArray, "24 6 run"], seeds: Seeds, verdicts: Bool[np.ndarray, "episode variant"]
+) -> Evaluations:
+    """Evaluates the policy of every run, by its episodes (see `play`) and exactly."""
+    successes, actions, squared_actions = play(logits, seeds, verdicts)
+    expected = exact_of_logits(logits, verdicts.mean(axis=0))
+    return Evaluations(len(verdicts), successes, actions, squared_actions, expected)
+
+
+@functools.partial(jax.jit, static_argnames="rows")
+def _play_chunk(log_probs: Float[Array, "24 6 run"], seeds: Seeds, chunk: Int[Array, ""], rows: int) -> Episodes:
+    """Evaluation episodes number 512 * chunk and on, each a group of its own; how many changes none of them."""
+    return rollout.rollout(log_probs, seeds, chunk, stream=rollout.EVALUATION, groups=rows, group_size=1)
 
 
 def success_interval(successes: int, episodes: int) -> tuple[float, float]:

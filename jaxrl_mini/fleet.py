@@ -5,57 +5,96 @@ programs at the same shapes: its numbers never depend on its neighbours.
 """
 
 import time
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_mini import compilation, evaluation, training, verifier
 from jaxrl_mini.config import Config
-from jaxrl_mini.evaluation import Evaluation
+from jaxrl_mini.evaluation import Evaluations
+from jaxrl_mini.grid import BLOCK, SHARED_FIELDS, Grid, history_iterations
 from jaxrl_mini.policies import table
 from jaxrl_mini.result import History, Result, columns
-from jaxrl_mini.training import CHUNK, REFERENCE_LOG_PROB, Log, Sizes
+from jaxrl_mini.training import CHUNK, REFERENCE_LOG_PROB, Log, Sizes, State
 from jaxrl_mini.types import Settings
 
-BLOCK = 64
-"""Runs in a block."""
+Columns = dict[str, np.ndarray]
+"""A table: an array per column, all of one length."""
 
 
 class Block:
-    """Up to 64 runs that share a program, between two chunks of iterations."""
+    """Up to 64 runs that share a program, between two chunks of iterations.
 
-    def __init__(self, configs: Sequence[Config]):
-        if not 1 <= len(configs) <= BLOCK:
-            raise ValueError(f"a block holds 1 to {BLOCK} runs, not {len(configs)}")
-        first = configs[0]
-        self.sizes = Sizes(first.method, first.groups, first.group_size, first.epochs)
-        self.runs = len(configs)
-        padded = [*configs, *[first] * (BLOCK - len(configs))]
-        self.seeds = jnp.array([config.seed for config in padded], jnp.uint32)
-        columns = zip(*((config.effective_lr, config.clip, config.beta) for config in padded), strict=True)
-        self.settings = Settings(*(jnp.array(column, jnp.float32) for column in columns))
-        self.state = training.initial_state(table.initial_logits((BLOCK,)), (BLOCK,))
+    Args:
+      sizes: the program.
+      seeds: uint32 [run].
+      settings: float [run] for each field of `Settings`.
+      device: where to compute; None is jax's default.
+    """
+
+    def __init__(self, sizes: Sizes, seeds: np.ndarray, settings: Columns, device: jax.Device | None = None):
+        if not 1 <= len(seeds) <= BLOCK:
+            raise ValueError(f"a block holds 1 to {BLOCK} runs, not {len(seeds)}")
+        self.sizes = sizes
+        self.runs = len(seeds)
+        lr, clip, beta = (_padded(settings[name], np.float32) for name in Settings._fields)
+        self.seeds, lr, clip, beta = jax.device_put((_padded(seeds, np.uint32), lr, clip, beta), device)
+        self.settings = Settings(lr, clip, beta)
+        self.state = _initial_state(device)
         self.iteration = 0
 
+    @classmethod
+    def of_config(cls, config: Config) -> "Block":
+        """A block of one run."""
+        settings = {"lr": config.effective_lr, "clip": config.clip, "beta": config.beta}
+        return cls(
+            sizes_of(config), np.array([config.seed]), {name: np.array([value]) for name, value in settings.items()}
+        )
+
     def advance(self, count: int) -> Log:
-        """Runs `count` iterations, at most 20."""
+        """Runs `count` iterations, at most 20; the log has 20, and 64 runs (see `taken`)."""
         verdicts = verifier.training_verdicts(self.iteration, CHUNK, self.sizes.groups)
         self.state, log = training.advance(
             self.state, self.seeds, self.settings, verdicts, self.iteration, count, self.sizes
         )
         self.iteration += count
-        return Log(*jax.tree.map(lambda leaf: np.asarray(leaf)[:count, ..., : self.runs], log))
+        return log
 
     def logits(self) -> np.ndarray:
         """float32 [state, action, run]: the policies now."""
         return np.asarray(self.state.params)[..., : self.runs]
 
-    def evaluate(self, episodes: int) -> list[Evaluation]:
-        """Evaluates the runs' policies over so many sampled episodes, and exactly."""
+    def evaluate(self, episodes: int) -> Evaluations:
+        """Evaluates the policies, those of the padding too, over so many sampled episodes, and exactly."""
         verdicts = verifier.evaluation_verdicts(episodes)
-        return evaluation.evaluate(self.state.params, self.seeds, verdicts)[: self.runs]
+        return evaluation.evaluate(np.asarray(self.state.params), self.seeds, verdicts)
+
+
+def _padded(column: np.ndarray, kind: type[np.generic]) -> np.ndarray:
+    """A column of a whole block: runs that are not asked for are copies of the last."""
+    padded = np.full(BLOCK, column[-1], kind)
+    padded[: len(column)] = column
+    return padded
+
+
+def sizes_of(config: Config) -> Sizes:
+    """The program of a setting."""
+    return Sizes(config.method, config.groups, config.group_size, config.epochs)
+
+
+@lru_cache(maxsize=64)
+def _initial_state(device: jax.Device | None) -> State:
+    """Every block of a device starts from the same arrays."""
+    return jax.device_put(training.initial_state(table.initial_logits((BLOCK,)), (BLOCK,)), device)
+
+
+def taken(log: Log, rows: np.ndarray, runs: int) -> Log:
+    """What some iterations of a chunk, counted in it, and the first runs left in a log, as NumPy arrays."""
+    return Log(*jax.tree.map(lambda leaf: np.asarray(leaf)[rows, ..., :runs], log))
 
 
 def run(config: Config, *, on_chunk: Callable[[History], None] | None = None) -> Result:
@@ -69,18 +108,18 @@ def run(config: Config, *, on_chunk: Callable[[History], None] | None = None) ->
         from jaxrl_mini import language_training  # imports flax, for which a table policy should not wait
 
         return language_training.run(config, on_chunk=on_chunk)
-    block = Block([config])
+    block = Block.of_config(config)
     before = block.evaluate(config.eval_episodes)[0]
     logits, packed, histories = [block.logits()[None]], [], []
     started, compiled = time.perf_counter(), compilation.seconds()
     while block.iteration < config.iterations:
         first = block.iteration
-        log = block.advance(min(CHUNK, config.iterations - first))
+        count = min(CHUNK, config.iterations - first)
+        log = taken(block.advance(count), np.arange(count), 1)
         logits.append(log.params)
         packed.append(log.episodes.packed)
-        histories.append(
-            {name: column[..., 0] for name, column in history_of(log, first, block.settings, block.sizes).items()}
-        )
+        history = history_of(log, np.arange(first, block.iteration), block.settings, block.sizes)
+        histories.append({name: column[..., 0] for name, column in history.items()})
         if on_chunk:
             on_chunk(histories[-1])
     after = block.evaluate(config.eval_episodes)[0]
@@ -97,10 +136,140 @@ def run(config: Config, *, on_chunk: Callable[[History], None] | None = None) ->
     )
 
 
-def history_of(log: Log, first: int, settings: Settings, sizes: Sizes) -> History:
-    """`result.columns` of a block, and the `exact_success_rate` of the policies after each iteration."""
-    accepted = verifier.training_verdicts(first, CHUNK, sizes.groups)[: len(log.params)].mean(axis=(0, 1))
-    logits = np.moveaxis(log.params, 0, -2)
-    exact = evaluation.exact_of_logits(logits, accepted).success_rate
+def history_of(log: Log, iterations: np.ndarray, settings: Settings, sizes: Sizes) -> History:
+    """`result.columns` of logged iterations, and the `exact_success_rate` of the policies after them."""
+    accepted = verifier.training_verdicts(0, CHUNK, sizes.groups).mean(axis=(0, 1))
+    exact = evaluation.exact_of_logits(np.moveaxis(np.asarray(log.params), 0, -2), accepted).success_rate
     reference = np.full_like(log.behavior, REFERENCE_LOG_PROB)
-    return {**columns(log, reference, first, settings, sizes), "exact_success_rate": exact}
+    return {**columns(log, reference, iterations, settings, sizes), "exact_success_rate": np.asarray(exact)}
+
+
+class Stopped(Exception):
+    """Someone asked to stop before the part was done."""
+
+
+@np.errstate(over="ignore", invalid="ignore", divide="ignore")  # such runs are marked, in `finite`
+def train_part(
+    grid: Grid, number: int, *, device: jax.Device | None = None, stopped: Callable[[], bool] = lambda: False
+) -> tuple[Columns, Columns]:
+    """Trains the runs of one part of a grid, block after block.
+
+    Args:
+      grid: the sweep.
+      number: the part's.
+      device: where to compute; None is jax's default.
+      stopped: asked between chunks of iterations.
+
+    Returns:
+      The columns [run] of the table of runs, and those [run * iteration] of the history, run by run; the
+      latter has no columns where none is kept.
+
+    Raises:
+      Stopped: `stopped()` was true.
+    """
+    part, config, every = grid.part(number), grid.part(number).shared, grid.history_every
+    labels = {"run": part.numbers, "setting": part.setting_numbers, "seed": part.seeds}
+    own = {name: np.array([getattr(one, name) for one in part.settings]) for name in Settings._fields}
+    own = {name: values[part.local_settings] for name, values in own.items()}
+    places = [slice(first, first + BLOCK) for first in range(0, len(part.seeds), BLOCK)]
+    trained = []
+    for place in places:
+        settings = {name: column[place] for name, column in own.items()}
+        block = Block(sizes_of(config), part.seeds[place], settings, device)
+        trained.append(_train_block(block, config.iterations, config.eval_episodes, every, stopped))
+    runs, accepted = len(part.seeds), verifier.evaluation_verdicts(config.eval_episodes).mean(axis=0)
+    logits, before, after = (
+        np.concatenate([getattr(one, name) for one in trained], axis=-1) for name in ("logits", "before", "after")
+    )
+    uniform = _exact_of_uniform(config.eval_episodes)
+    exact = evaluation.exact_of_logits(logits, accepted)
+    logits, before, after = (array[..., :runs] for array in (logits, before, after))
+    last = _joined([one.last for one in trained])
+    history = _joined([one.history for one in trained], axis=1)
+    kept = len(history_iterations(config.iterations, every))
+    columns = {
+        **labels,
+        **{name: np.full(runs, getattr(config, name)) for name in SHARED_FIELDS},
+        **own,
+        **_evaluation_columns("before", before, config.eval_episodes, [np.full(runs, one) for one in uniform]),
+        **_evaluation_columns("after", after, config.eval_episodes, [np.asarray(one)[:runs] for one in exact]),
+        **{f"last_{name}": column for name, column in last.items() if name not in ("iteration", "exact_success_rate")},
+        "finite": np.all([np.isfinite(logits).all(axis=(0, 1)), *map(np.isfinite, last.values())], axis=0),
+        "iterations_to_90": _iterations_to(0.9, history, runs),
+        "logits_crc32": _checksums(logits),
+    }
+    rows = {name: column.T.ravel() for name, column in history.items()}
+    return columns, {**{name: np.repeat(column, kept) for name, column in labels.items()}, **rows} if history else {}
+
+
+@lru_cache(maxsize=16)
+def _exact_of_uniform(eval_episodes: int) -> tuple[float, ...]:
+    accepted = verifier.evaluation_verdicts(eval_episodes).mean(axis=0)
+    exact = evaluation.exact_of_logits(np.asarray(table.initial_logits((BLOCK,))), accepted)
+    return tuple(float(column[0]) for column in exact)
+
+
+class _Trained(NamedTuple):
+    """A block of 64 runs after training; the history has those asked for alone."""
+
+    logits: np.ndarray
+    before: np.ndarray
+    after: np.ndarray
+    last: Columns
+    history: History
+
+
+def _train_block(
+    block: Block, iterations: int, eval_episodes: int, history_every: int, stopped: Callable[[], bool]
+) -> _Trained:
+    verdicts = verifier.evaluation_verdicts(eval_episodes)
+    before = evaluation.play(np.asarray(block.state.params), block.seeds, verdicts)
+    kept = history_iterations(iterations, history_every)
+    histories = []
+    while block.iteration < iterations:
+        if stopped():
+            raise Stopped
+        first = block.iteration
+        count = min(CHUNK, iterations - first)
+        log = block.advance(count)
+        here = kept[(kept >= first) & (kept < first + count)]
+        if len(here):
+            shown = taken(log, here - first, block.runs)
+            histories.append(history_of(shown, here, block.settings, block.sizes))
+    after = evaluation.play(np.asarray(block.state.params), block.seeds, verdicts)
+    if not len(kept):
+        end = taken(log, np.array([count - 1]), block.runs)
+        histories = [history_of(end, np.array([iterations - 1]), block.settings, block.sizes)]
+    last = {name: column[-1] for name, column in histories[-1].items()}
+    return _Trained(np.asarray(block.state.params), before, after, last, _joined(histories) if len(kept) else {})
+
+
+def _evaluation_columns(when: str, sums: np.ndarray, episodes: int, exact: Iterable[Any]) -> Columns:
+    exact_success_rate, exact_mean_actions = (np.asarray(column) for column in exact)
+    columns = {
+        "successes": sums[0],
+        "success_rate": sums[0] / episodes,
+        "mean_actions": sums[1] / episodes,
+        "exact_success_rate": exact_success_rate,
+        "exact_mean_actions": exact_mean_actions,
+    }
+    return {f"{when}_{name}": column for name, column in columns.items()}
+
+
+def _iterations_to(success_rate: float, history: History, runs: int) -> np.ndarray:
+    """After how many iterations a run's exact success first reached a rate; -1 where no kept iteration did."""
+    if not history:
+        return np.full(runs, -1, np.int32)
+    reached = history["exact_success_rate"] >= success_rate
+    first = history["iteration"][np.argmax(reached, axis=0), np.arange(runs)] + 1
+    return np.where(reached.any(axis=0), first, -1).astype(np.int32)
+
+
+def _checksums(logits: np.ndarray) -> np.ndarray:
+    """The CRC-32 of each run's logits, as little-endian float32 [state, action]."""
+    by_run = np.ascontiguousarray(np.moveaxis(logits, -1, 0), "<f4")
+    return np.array([zlib.crc32(one) for one in by_run], np.uint32)
+
+
+def _joined(tables: list[Columns], axis: int = 0) -> Columns:
+    return {name: np.concatenate([one[name] for one in tables], axis) for name in tables[0]}

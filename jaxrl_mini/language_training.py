@@ -174,7 +174,7 @@ class Run:
         )
         log, reference = jax.tree.map(lambda leaf: np.asarray(leaf)[None, ..., None], left)
         settings = Settings(*(leaf[None] for leaf in self.settings))
-        metrics = columns(log, reference, self.iteration, settings, self.sizes)
+        metrics = columns(log, reference, np.array([self.iteration]), settings, self.sizes)
         self.iteration += 1
         return {name: column[:, 0] for name, column in metrics.items()}, log.episodes.packed[0, ..., 0]
 

@@ -237,10 +237,22 @@ def measure(
     xp = log_probs.__array_namespace__()
     ratio = xp.exp(log_probs - behavior)
     outside = (ratio < 1.0 - settings.clip) | (ratio > 1.0 + settings.clip)
-    share = credit.counts.sum(axis=1) / credit.counts.sum(axis=(0, 1))
+    counts = credit.counts.sum(axis=1)
+    share = counts / _over_contexts(counts)
+    terms = loss_terms(log_probs, behavior, reference, credit, settings, method).sum(axis=1)
     return {
-        "loss": loss_terms(log_probs, behavior, reference, credit, settings, method).sum(axis=(0, 1)),
-        "mean_kl": (share * kl_terms(log_probs, reference).sum(axis=1)).sum(axis=0),
-        "ratio_outside_clip_fraction": (credit.counts * outside).sum(axis=(0, 1)) / credit.counts.sum(axis=(0, 1)),
-        "entropy": -(share * (xp.exp(log_probs) * log_probs).sum(axis=1)).sum(axis=0),
+        "loss": _over_contexts(terms),
+        "mean_kl": _over_contexts(share * kl_terms(log_probs, reference).sum(axis=1)),
+        "ratio_outside_clip_fraction": _over_contexts((credit.counts * outside).sum(axis=1)) / _over_contexts(counts),
+        "entropy": -_over_contexts(share * (xp.exp(log_probs) * log_probs).sum(axis=1)),
     }
+
+
+def _over_contexts(array: Float[AnyArray, "context *batch"]) -> Float[AnyArray, "*batch"]:
+    """The sum over the contexts, by adding halves: NumPy's own sum rounds otherwise for other batch shapes."""
+    xp = array.__array_namespace__()
+    while len(array) > 1:
+        half = len(array) // 2
+        paired = array[:half] + array[half : 2 * half]
+        array = xp.concatenate([paired, array[2 * half :]]) if len(array) % 2 else paired
+    return array[0]

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from jaxrl_mini import objective, rollout, verifier
 from jaxrl_mini.config import Config
@@ -40,18 +40,19 @@ class Result:
 def columns(
     log: Log,
     reference: Float[AnyArray, "iteration context action run"],
-    first: int,
+    iterations: Int[np.ndarray, " iteration"],
     settings: Settings,
     sizes: Sizes,
 ) -> History:
-    """The metrics of logged iterations, numbered from `first`, as columns [iteration, run], in float64.
+    """The metrics of logged iterations, given their numbers, as columns [iteration, run], in float64.
 
     `iteration`, `objective.measure` of its last optimizer step, `gradient_norm` there before it is clipped,
     `optimizer_steps`, `train_success_rate`, `mixed_groups` (groups with successes and failures), and for rs-sft
     `retained_episodes`.
     """
-    count, runs = log.gradient_norm.shape
-    verdicts = verifier.training_verdicts(first, CHUNK, sizes.groups)[:count]
+    runs = log.gradient_norm.shape[1]
+    chunks = [divmod(int(iteration), CHUNK) for iteration in iterations]  # verdicts are computed and kept by chunk
+    verdicts = np.stack([verifier.training_verdicts(CHUNK * chunk, CHUNK, sizes.groups)[i] for chunk, i in chunks])
     by_group = Episodes(log.episodes.packed.reshape(-1, sizes.group_size, runs))
     rewards = rollout.grade(by_group, verdicts.reshape(-1, NUM_VARIANTS)).reshape(log.episodes.packed.shape)
     successes = rewards.sum(axis=2).astype(np.int64)
@@ -63,7 +64,7 @@ def columns(
     )
     live = Settings(*(np.asarray(leaf, np.float64)[:runs] for leaf in settings))
     history = {
-        "iteration": np.repeat(np.arange(first, first + count)[:, None], runs, axis=1),
+        "iteration": np.repeat(iterations[:, None], runs, axis=1),
         **objective.measure(log_probs, behavior, reference, credit, live, sizes.method),
         "gradient_norm": log.gradient_norm,
         "optimizer_steps": np.where((retained > 0) | (sizes.method == "grpo"), sizes.epochs, 0),

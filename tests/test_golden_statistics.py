@@ -16,7 +16,7 @@ def study(method: str) -> dict[str, np.ndarray]:
         block = Block([Config(seed=seed, method=method) for seed in range(first, first + BLOCK)])
         while block.iteration < 100:
             start = block.iteration
-            history = history_of(block.advance(20), start)
+            history = history_of(block.advance(20), start, block.settings, block.sizes)
         ends = block.evaluate(1)
         figures["success"] += [one.exact_success_rate for one in ends]
         figures["actions"] += [one.exact_mean_actions for one in ends]
@@ -49,7 +49,8 @@ def test_means_over_seeds_are_those_of_the_independent_implementation(studies, m
 
 
 @pytest.mark.parametrize(
-    ("method", "success", "actions"), [("grpo", (0.9950, 0.0007), (4.21, 0.095)), ("rs-sft", (0.9973, 0.0011), (3.06, 0.05))]
+    ("method", "success", "actions"),
+    [("grpo", (0.9950, 0.0007), (4.21, 0.095)), ("rs-sft", (0.9973, 0.0011), (3.06, 0.05))],
 )
 def test_exact_success_and_actions_lie_where_ten_thousand_seeds_put_them(studies, method, success, actions):
     """Four standard errors at this number of seeds, grpo's deviations over seeds being 0.0018 and 0.26."""

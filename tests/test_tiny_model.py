@@ -48,7 +48,8 @@ def test_a_warm_start_plays_like_uniform_play(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "flags", [["--layers", 0], ["--width", 10, "--heads", 4], ["--seed", -1], ["--tokenizer", "letters"], ["--heads", 0]]
+    "flags",
+    [["--layers", 0], ["--width", 10, "--heads", 4], ["--seed", -1], ["--tokenizer", "letters"], ["--heads", 0]],
 )
 def test_bad_flags_are_refused(command, tmp_path, flags):
     outcome = command(tiny_model, "tiny", *flags)

@@ -19,11 +19,9 @@ def arrays_of(inputs: Inputs) -> list[list[int]]:
     return [row[:length].tolist() for row, length in zip(inputs.values, inputs.lengths, strict=True)]
 
 
-def inputs_of(arrays, padding: int = 42) -> Inputs:
+def inputs_of(arrays) -> Inputs:
     """Sixteen arrays, the missing ones empty, so that everything here has one shape."""
-    rows = [*map(list, arrays), *[[]] * (16 - len(arrays))]
-    padded = [[*row, *[padding] * (13 - len(row))] for row in rows]
-    return Inputs(jnp.array(padded), jnp.array([len(row) for row in rows]))
+    return verifier.inputs_of([*arrays, *[[]] * (16 - len(arrays))])
 
 
 @jax.jit
@@ -97,7 +95,7 @@ def test_which_inputs_grade_what(monkeypatch):
 
 def test_verdicts_stand_where_their_inputs_belong(monkeypatch):
     """With harmless inputs, which every artifact passes, for iteration 8 and group 1 alone, one row says so."""
-    harmless = Inputs(*map(np.asarray, inputs_of([])))
+    harmless = inputs_of([])
 
     def draw(*where):
         return harmless if where[1:] == (8, 1) else draw_inputs(*where)
@@ -126,8 +124,9 @@ search_all = jax.jit(jax.vmap(search, in_axes=(None, None, None, None, 0)))
 @settings(max_examples=200, deadline=None)
 @given(st.booleans(), st.booleans(), sorted_arrays)
 def test_a_search_returns_what_a_plain_search_returns_for_any_target(low_fixed, high_fixed, values):
-    padded, length = inputs_of([values])
-    found = search_all(jnp.array(low_fixed), jnp.array(high_fixed), padded[0], length[0], jnp.arange(-41, 42))
+    inputs = inputs_of([values])
+    where = jnp.asarray(inputs.values[0]), jnp.asarray(inputs.lengths[0])
+    found = search_all(jnp.array(low_fixed), jnp.array(high_fixed), *where, jnp.arange(-41, 42))
     plain = [oracle.search(low_fixed, high_fixed, values, target) for target in range(-41, 42)]
     assert found.tolist() == [-2 if result is None else result for result in plain]
 
@@ -137,9 +136,8 @@ def test_a_search_returns_what_a_plain_search_returns_for_any_target(low_fixed, 
     [((False, False), [1, 3], 3), ((False, True), [1, 3], 3), ((True, False), [1, 3], 0), ((False, False), [1], 2)],
 )
 def test_an_endless_loop_ends_in_failure(artifact, values, target):
-    padded, length = inputs_of([values])
-    found = search(jnp.array(artifact[0]), jnp.array(artifact[1]), padded[0], length[0], jnp.array(target))
-    assert found == -2
+    searched = [jnp.array(part) for part in (*artifact, values, len(values), target)]
+    assert search(*searched) == -2
     assert not verdicts(inputs_of([values]))[ARTIFACTS.index(artifact)]
 
 
@@ -148,11 +146,22 @@ def test_verdicts_come_from_running_the_search_not_from_the_flags():
     assert verdicts(inputs_of([])).tolist() == [True] * 4
 
 
+def test_targets_and_right_answers_by_hand():
+    """The elements, then -41, 41 and 0; what pads the targets is missing everywhere, as -1 says."""
+    inputs = verifier.inputs_of([[-2, 0, 4], []])
+    assert inputs.targets[0, [0, 1, 2, 13, 14, 15]].tolist() == [-2, 0, 4, -41, 41, 0]
+    assert inputs.expected[0, [0, 1, 2, 13, 14, 15]].tolist() == [0, 1, 2, -1, -1, 1]
+    assert (inputs.expected[0, 3:13] == -1).all() and not np.isin(inputs.targets[0, 3:13], inputs.values[0, :3]).any()
+    assert (inputs.expected[1] == -1).all()
+
+
 @pytest.mark.parametrize("padding", [0, -1_000, 41, -41, 1_000])
 def test_padding_of_arrays_is_never_read(padding):
-    arrays = arrays_of(draw_inputs(TRAINING, 0, 0))
-    assert verdicts(inputs_of(arrays, padding)).tolist() == [False, False, False, True]
-    assert verdicts(inputs_of([[]], padding)).tolist() == [True] * 4
+    for arrays in (arrays_of(draw_inputs(TRAINING, 0, 0)), [[]], [[1, 3]]):
+        inputs = inputs_of(arrays)
+        beyond = np.arange(13) >= np.asarray(inputs.lengths)[:, None]
+        poisoned = inputs._replace(values=np.where(beyond, padding, inputs.values).astype(np.int32))
+        assert verdicts(poisoned).tolist() == verdicts(inputs).tolist()
 
 
 def test_the_verifier_is_the_same_without_jit():

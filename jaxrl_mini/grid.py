@@ -1,0 +1,289 @@
+"""What a sweep runs: every setting with every seed, cut into parts whose content depends on the grid alone."""
+
+import dataclasses
+import hashlib
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxrl_mini.config import MAX_SEED, Config, UserError
+
+BLOCK = 64
+"""Runs that are computed side by side, by one call of a compiled program."""
+
+MAX_BLOCKS = 16
+"""Blocks in a part, at most: what a killed process may lose, and what stays in memory."""
+
+PARTS = 64
+"""A grid is cut into at least so many parts, as long as each holds a block, so that many workers share it evenly."""
+
+BLOCK_EPISODES = 100 * 32
+"""Training episodes of a run at default settings; longer runs make smaller parts."""
+
+PROGRAM_FIELDS = ("method", "groups", "group_size", "epochs")
+"""The settings that shape a compiled program."""
+
+SHARED_FIELDS = (*PROGRAM_FIELDS, "iterations", "eval_episodes")
+"""Runs of settings that agree in these fill blocks together: the others are data."""
+
+
+class Part(NamedTuple):
+    """Consecutive runs of a grid that are computed and stored together."""
+
+    number: int
+    shared: Config
+    """What `SHARED_FIELDS` are for all of its runs."""
+    settings: tuple[Config, ...]
+    """The settings of the grid that share these; the part's runs have some of them."""
+    numbers: np.ndarray
+    """int64 [run]: numbers of the runs in the grid."""
+    setting_numbers: np.ndarray
+    """int32 [run]: each run's setting, as its place in `Grid.settings`."""
+    local_settings: np.ndarray
+    """int32 [run]: the same as its place in `settings`."""
+    seeds: np.ndarray
+    """uint32 [run]."""
+
+
+class _Family(NamedTuple):
+    """The settings that share `SHARED_FIELDS`, with where their runs and parts start."""
+
+    places: tuple[int, ...]
+    first_run: int
+    runs: int
+    first_part: int
+    parts: int
+    part_runs: int
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Settings x seeds.
+
+    Raises:
+      UserError: no seed or no setting, a seed out of range, anything listed twice, or a backend without sweeps.
+    """
+
+    settings: tuple[Config, ...]
+    """Each with seed 0 in place of the run's, and its learning rate in place of None."""
+    seeds: range | tuple[Any, ...]
+    history_every: int = 1
+    """Every so many iterations the metrics are kept, and after the last; 0 keeps none."""
+
+    def __post_init__(self) -> None:
+        settings = tuple(dataclasses.replace(config, seed=0, lr=config.effective_lr) for config in self.settings)
+        object.__setattr__(self, "settings", settings)
+        object.__setattr__(self, "seeds", _as_range(self.seeds))
+        if not self.settings or not self.seeds:
+            raise UserError("the sweep is empty: give at least one seed and one value of each setting")
+        for config in self.settings:
+            if config.backend != "table":
+                raise UserError(f"--backend {config.backend} cannot be swept: use --backend table")
+        ends = (self.seeds[0], self.seeds[-1]) if isinstance(self.seeds, range) else self.seeds
+        for seed in ends:
+            if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
+                raise UserError(f"--seeds {seed!r} is out of range: expected whole numbers from 0 to {MAX_SEED}")
+        _refuse_repeated("--seeds", () if isinstance(self.seeds, range) else self.seeds)
+        _refuse_repeated("setting", [_label(config) for config in self.settings])
+        if isinstance(self.history_every, bool) or not isinstance(self.history_every, int) or self.history_every < 0:
+            raise UserError(f"--history-every {self.history_every!r} is out of range: expected a whole number from 0")
+
+    @classmethod
+    def product(cls, seeds: Iterable[Any], history_every: int = 1, **values: Any) -> "Grid":
+        """All combinations of the values given for each field of `Config`; one value may stand for a list of one."""
+        lists = {name: _as_list(given) for name, given in values.items()}
+        unknown = sorted(set(lists) - {field.name for field in dataclasses.fields(Config)} | set(lists) & {"seed"})
+        if unknown:
+            raise UserError(
+                f"a sweep has no setting {', '.join(unknown)}: name fields of Config, and seeds for the seed"
+            )
+        for name, given in lists.items():
+            _refuse_repeated("--" + name.replace("_", "-"), given)
+        combinations = itertools.product(*lists.values())
+        settings = tuple(Config(seed=0, **dict(zip(lists, one, strict=True))) for one in combinations)
+        return cls(settings, _as_range(seeds), history_every)
+
+    @property
+    def runs(self) -> int:
+        """How many runs there are."""
+        return len(self.settings) * len(self.seeds)
+
+    @property
+    def programs(self) -> int:
+        """How many training programs are compiled."""
+        return len({_values(config, PROGRAM_FIELDS) for config in self.settings})
+
+    @property
+    def parts(self) -> int:
+        """How many parts there are."""
+        return sum(family.parts for family in self._families)
+
+    @cached_property
+    def _families(self) -> tuple[_Family, ...]:
+        places: dict[tuple[Any, ...], list[int]] = {}
+        for place, config in enumerate(self.settings):
+            places.setdefault(_values(config, SHARED_FIELDS), []).append(place)
+        families, run, part = [], 0, 0
+        even = max(1, -(-self.runs // BLOCK) // PARTS)
+        for members in places.values():
+            config = self.settings[members[0]]
+            length = max(1.0, config.iterations * config.groups * config.group_size / BLOCK_EPISODES)
+            part_runs = BLOCK * max(1, int(min(MAX_BLOCKS / length, even)))
+            runs = len(members) * len(self.seeds)
+            families.append(_Family(tuple(members), run, runs, part, -(-runs // part_runs), part_runs))
+            run, part = run + runs, part + families[-1].parts
+        return tuple(families)
+
+    def part(self, number: int) -> Part:
+        """One part; the runs of a setting follow each other, in the order of the seeds."""
+        family = next(one for one in self._families if number < one.first_part + one.parts)
+        first = (number - family.first_part) * family.part_runs
+        local = np.arange(first, min(first + family.part_runs, family.runs))
+        local_settings, seed_places = np.divmod(local, len(self.seeds))
+        if isinstance(self.seeds, range):
+            seeds = self.seeds.start + self.seeds.step * seed_places
+        else:
+            seeds = self._seed_array[seed_places]
+        return Part(
+            number,
+            self.settings[family.places[0]],
+            tuple(self.settings[place] for place in family.places),
+            family.first_run + local,
+            np.array(family.places, np.int32)[local_settings],
+            local_settings.astype(np.int32),
+            seeds.astype(np.uint32),
+        )
+
+    def part_runs(self, number: int) -> int:
+        """How many runs a part has."""
+        family = next(one for one in self._families if number < one.first_part + one.parts)
+        return min(family.part_runs, family.runs - (number - family.first_part) * family.part_runs)
+
+    @cached_property
+    def _seed_array(self) -> np.ndarray:
+        return np.array(self.seeds, np.int64)
+
+    def history_rows(self, config: Config) -> int:
+        """Rows of history that a run of this setting leaves."""
+        return len(history_iterations(config.iterations, self.history_every))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The grid as plain data."""
+        settings = [config.to_dict() for config in self.settings]
+        for setting in settings:
+            del setting["seed"]
+        seeds: Any = list(self.seeds)
+        if isinstance(self.seeds, range):
+            seeds = {"start": self.seeds.start, "stop": self.seeds.stop, "step": self.seeds.step}
+        return {"settings": settings, "seeds": seeds, "history_every": self.history_every}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> "Grid":
+        """The reverse of `to_dict`.
+
+        Raises:
+          UserError: something is missing, unknown or out of range.
+        """
+        try:
+            seeds, settings = data["seeds"], [Config.from_dict({**one, "seed": 0}) for one in data["settings"]]
+            as_range = range(seeds["start"], seeds["stop"], seeds["step"]) if isinstance(seeds, dict) else tuple(seeds)
+            return cls(tuple(settings), as_range, data["history_every"])
+        except (KeyError, TypeError) as error:
+            raise UserError(f"the grid is not readable ({error!r})") from error
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of `to_dict`, in hexadecimal."""
+        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()
+
+    def differences(self, other: "Grid") -> list[str]:
+        """What differs between two grids, in words: the name, and both values."""
+        pairs = [
+            (field.name, _distinct(self.settings, field.name), _distinct(other.settings, field.name))
+            for field in dataclasses.fields(Config)
+        ]
+        pairs += [("seeds", _shown(self.seeds), _shown(other.seeds))]
+        pairs += [("history_every", str(self.history_every), str(other.history_every))]
+        found = [f"{name} {mine} there, {theirs} here" for name, mine, theirs in pairs if mine != theirs]
+        return found or ([] if self == other else ["the combinations or the order of the settings"])
+
+
+def history_iterations(iterations: int, every: int) -> np.ndarray:
+    """The numbers of the iterations whose metrics are kept: every `every`-th and the last; none for 0."""
+    if every == 0:
+        return np.arange(0)
+    kept = np.arange(every - 1, iterations, every)
+    return kept if len(kept) and kept[-1] == iterations - 1 else np.append(kept, iterations - 1)
+
+
+def parse_seeds(words: Sequence[str]) -> range | tuple[int, ...]:
+    """Seeds as a command line gives them: `N` alone is 0 to N-1, `a:b` is a to b-1, several numbers are themselves.
+
+    Raises:
+      UserError: a word is neither a number nor a range, or a range is empty.
+    """
+    if len(words) == 1 and ":" not in words[0]:
+        return _range(words[0], 0, _number(words[0]))
+    ranges = []
+    for word in words:
+        first, colon, last = word.partition(":")
+        ranges.append(_range(word, _number(first), _number(last) if colon else _number(first) + 1))
+    return ranges[0] if len(ranges) == 1 else tuple(itertools.chain(*ranges))
+
+
+def _range(word: str, first: int, last: int) -> range:
+    if last <= first or last > MAX_SEED + 1:
+        raise UserError(f"--seeds {word} is out of range: expected at least one seed, from 0 to {MAX_SEED}")
+    return range(first, last)
+
+
+def _number(word: str) -> int:
+    if not (word.isascii() and word.isdigit()):
+        raise UserError(f"--seeds {word!r} is no seed: expected N, several numbers, or a:b")
+    return int(word)
+
+
+def _as_range(seeds: Iterable[Any]) -> range | tuple[Any, ...]:
+    """Consecutive seeds as a range, so that one grid has one form."""
+    if isinstance(seeds, range):
+        return seeds
+    listed = tuple(seed.item() if isinstance(seed, np.integer) else seed for seed in seeds)
+    whole = listed and all(type(seed) is int for seed in listed)
+    consecutive = whole and listed == tuple(range(listed[0], listed[0] + len(listed)))
+    return range(listed[0], listed[0] + len(listed)) if consecutive else listed
+
+
+def _as_list(given: Any) -> tuple[Any, ...]:
+    return (given,) if given is None or isinstance(given, (str, int, float)) else tuple(given)
+
+
+def _values(config: Config, names: Sequence[str]) -> tuple[Any, ...]:
+    return tuple(getattr(config, name) for name in names)
+
+
+def _label(config: Config) -> str:
+    return ", ".join(f"{name} {value}" for name, value in config.to_dict().items() if name not in ("seed", "lr"))
+
+
+def _refuse_repeated(what: str, values: Iterable[Any]) -> None:
+    seen = set()
+    for value in values:
+        if value in seen:
+            raise UserError(f"{what} {value} is listed twice: name everything once")
+        seen.add(value)
+
+
+def _distinct(settings: Iterable[Config], name: str) -> str:
+    return " ".join(map(str, dict.fromkeys(getattr(config, name) for config in settings)))
+
+
+def _shown(seeds: range | tuple[int, ...]) -> str:
+    if isinstance(seeds, range):
+        return f"{seeds.start}:{seeds.stop}"
+    shown: Iterator[str] = map(str, seeds[:8])
+    return " ".join(shown) + (f" ... ({len(seeds)})" if len(seeds) > 8 else "")

@@ -1,0 +1,165 @@
+"""Trains every setting with every seed into a folder of Parquet files: ``python -m jaxrl_mini.sweep --seeds 10000``."""
+
+import dataclasses
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from jaxrl_mini import commandline
+from jaxrl_mini.config import Config, UserError
+from jaxrl_mini.grid import Grid, parse_seeds
+
+EXAMPLES = """\
+examples:
+  python -m jaxrl_mini.sweep --seeds 10000
+  python -m jaxrl_mini.sweep --method grpo rs-sft --lr 0.04 0.08 0.16 --seeds 1000 --output sweeps/lr
+  python -m jaxrl_mini.sweep summary sweeps/lr
+
+seeds: `--seeds 10000` is 0 to 9999, `--seeds 100:200` is 100 to 199, `--seeds 7 19 42` are these three.
+The same command again computes only what is missing in the folder. On a cluster without an engine, give each of n
+jobs its share of one folder on a shared disk: --shard 1/n to --shard n/n.
+"""
+
+SECONDS_PER_EPISODE = 1.5e-7
+"""Time of a training episode on one core of a current CPU, for the estimate."""
+
+RUN_BYTES, HISTORY_ROW_BYTES = 150, 30
+"""What a row takes on the disk, about."""
+
+
+def main(arguments: list[str]) -> None:
+    """Parses, computes what is missing, says what there is."""
+    if arguments[:1] == ["summary"]:
+        summarize(arguments[1:])
+        return
+    parser = commandline.Parser("python -m jaxrl_mini.sweep", description="Trains many policies.", epilog=EXAMPLES)
+    commandline.add_config_flags(parser, several=True)
+    commandline.add_device_flag(parser)
+    parser.add_argument("--seeds", nargs="+", required=True, metavar="SEEDS", help="N, several numbers, or a:b")
+    parser.add_argument(
+        "--history-every", type=int, default=1, metavar="K", help="keep every K-th iteration [1]; 0: none"
+    )
+    parser.add_argument("--output", metavar="DIR", help="the folder [sweeps/DIGEST-OF-THE-GRID]")
+    parser.add_argument("--dry-run", action="store_true", help="say what would be done, and stop")
+    parser.add_argument("--shard", metavar="i/n", default="1/1", help="compute only the i-th of n shares")
+    parser.add_argument("--engine", choices=("local", "ray"), default="local", help="where parts are computed [local]")
+    parser.add_argument("--address", help="of the Ray cluster [the one Ray finds]")
+    flags = parser.parse_args(arguments)
+    if flags.address is not None and flags.engine != "ray":
+        raise UserError(f"--address {flags.address} has no use with engine {flags.engine}: use --engine ray")
+    values = {field.name: getattr(flags, field.name) for field in dataclasses.fields(Config) if field.name != "seed"}
+    grid = Grid.product(parse_seeds(flags.seeds), flags.history_every, **values)
+    shard = _parse_shard(flags.shard)
+    output = Path(flags.output or f"sweeps/{grid.digest[:12]}")
+    _say(estimate(grid, output))
+    if flags.dry_run:
+        return
+    _compute(grid, output, shard, flags)
+
+
+def _compute(grid: Grid, output: Path, shard: tuple[int, int], flags: object) -> None:
+    device, engine, address = (getattr(flags, name) for name in ("device", "engine", "address"))
+    signal.signal(signal.SIGTERM, _terminate)
+    runs, parts = 0, 0
+    try:
+        commandline.use_device(device)
+        from tqdm import tqdm
+
+        from jaxrl_mini.engine import run_sweep, shard_parts
+
+        total = sum(map(grid.part_runs, shard_parts(grid, shard)))
+        with tqdm(total=total, unit="run", disable=not sys.stderr.isatty(), smoothing=0.05) as bar:
+
+            def report(more: int) -> None:
+                nonlocal runs, parts
+                if not parts:
+                    bar.initial = more
+                runs, parts = runs + more, parts + 1
+                bar.update(more)
+
+            run_sweep(grid, output, shard=shard, engine=engine, address=address, on_part=report, on_damage=_warn)
+    except KeyboardInterrupt as interruption:
+        _say(f"interrupted: {runs:,} runs are kept in {output}; the same command goes on from there")
+        _exit_now(143 if isinstance(interruption, _Terminated) else 130)
+    print(json.dumps({"runs": runs, "parts": parts - 1, "output": str(output)}))
+
+
+def estimate(grid: Grid, output: Path) -> str:
+    """How many runs and compilations, how long, and how many bytes, in a line."""
+    from jaxrl_mini.engine import cores
+
+    seeds, episodes, rows = len(grid.seeds), 0, 0
+    for config in grid.settings:
+        episodes += config.iterations * config.groups * config.group_size + 2 * config.eval_episodes
+        rows += grid.history_rows(config)
+    seconds = episodes * seeds * SECONDS_PER_EPISODE / cores()
+    size = grid.runs * RUN_BYTES + rows * seeds * HISTORY_ROW_BYTES
+    compilations = f"{grid.programs} compilation" + ("s" if grid.programs > 1 else "")
+    return (
+        f"{grid.runs:,} runs: {len(grid.settings):,} settings x {seeds:,} seeds, {compilations}, "
+        f"about {_duration(seconds)} on {cores()} cores and {_bytes(size)} in {output}"
+    )
+
+
+def summarize(arguments: list[str]) -> None:
+    """Prints the statistics of a folder."""
+    parser = commandline.Parser(
+        "python -m jaxrl_mini.sweep summary", description="Statistics of a sweep, per setting and between settings."
+    )
+    parser.add_argument("folder", metavar="DIR", help="a sweep's folder")
+    parser.add_argument("--json", action="store_true", help="as one JSON object instead of tables")
+    flags = parser.parse_args(arguments)
+    from jaxrl_mini import statistics
+    from jaxrl_mini.dataset import Dataset
+
+    summary = statistics.summarize(Dataset.open(flags.folder))
+    print(json.dumps(summary, allow_nan=False) if flags.json else statistics.as_text(summary))
+
+
+def _parse_shard(text: str) -> tuple[int, int]:
+    i, slash, n = text.partition("/")
+    if not (slash and i.isascii() and n.isascii() and i.isdigit() and n.isdigit() and 1 <= int(i) <= int(n)):
+        raise UserError(f"--shard {text} is out of range: expected i/n with i from 1 to n")
+    return int(i), int(n)
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM asked the process to end."""
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    raise _Terminated
+
+
+def _exit_now(code: int) -> NoReturn:
+    """Ends the process at once, even while another thread compiles; what is committed is on the disk already."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _say(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
+
+
+def _warn(message: str) -> None:
+    _say(f"damaged: {message}")
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _bytes(size: float) -> str:
+    unit = "GB" if size >= 1e9 else "MB" if size >= 1e6 else "kB"
+    return f"{size / {'GB': 1e9, 'MB': 1e6, 'kB': 1e3}[unit]:.3g} {unit}"
+
+
+if __name__ == "__main__":
+    commandline.run_command(main)
