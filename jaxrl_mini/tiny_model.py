@@ -19,7 +19,7 @@ TOKENIZERS = ("word", "bpe")
 END_OF_TEXT = "<|endoftext|>"
 UNKNOWN = "<|unknown|>"
 BPE_VOCABULARY = 384
-WARM_START_STEPS, WARM_START_EPISODES, WARM_START_LR = 300, 16, 3e-3
+WARM_START_STEPS, WARM_START_EPISODES, WARM_START_LR = 200, 4, 3e-3
 
 
 def main(arguments: list[str]) -> None:

@@ -118,6 +118,17 @@ def update(
     return jax.lax.fori_loop(0, sizes.epochs, step, start)
 
 
+def whole_batch(log_probs_of: Callable[[Any], Float[Array, "context action *run"]]) -> Backward:
+    """The `Backward` of a policy that is asked for all contexts of a batch at once."""
+
+    def backward(params: Any, batch: Batch, loss_gradient: LossGradient) -> tuple[Array, Any]:
+        log_probs, pullback = jax.vjp(log_probs_of, params)
+        (gradient,) = pullback(loss_gradient(log_probs, batch))
+        return log_probs, gradient
+
+    return backward
+
+
 @partial(stage, static_argnames="method")
 def _loss_gradient(
     log_probs: Float[Array, "context action *run"],
@@ -181,16 +192,10 @@ def learn(
     """The table policy learns from graded episodes, which it sampled with log-probabilities `behavior`."""
     advantages = objective.advantages(rewards, method=sizes.method)
     credit = objective.state_credit(episodes, rewards, advantages)
-    state, log_probs, norm = update(state, _table_backward, Batch(behavior, reference, credit), settings, sizes)
+    state, log_probs, norm = update(
+        state, whole_batch(table.log_probs), Batch(behavior, reference, credit), settings, sizes
+    )
     return state, Log(episodes, credit, behavior, log_probs, norm, state.params)
-
-
-def _table_backward(
-    params: Float[Array, "24 6 *run"], batch: Batch, loss_gradient: LossGradient
-) -> tuple[Float[Array, "24 6 *run"], Float[Array, "24 6 *run"]]:
-    log_probs, pullback = jax.vjp(table.log_probs, params)
-    (gradient,) = pullback(loss_gradient(log_probs, batch))
-    return log_probs, gradient
 
 
 def iterate(
