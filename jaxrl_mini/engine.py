@@ -6,7 +6,6 @@ nothing but the folder.
 
 import itertools
 import logging
-import os
 import queue
 import threading
 import time
@@ -21,6 +20,7 @@ from jaxrl_mini.compilation import use_compilation_cache
 from jaxrl_mini.config import UserError
 from jaxrl_mini.dataset import Dataset
 from jaxrl_mini.grid import Grid
+from jaxrl_mini.hardware import cores, use_one_thread_per_call
 
 PATIENCE = 1.5
 """Seconds that an interrupted sweep waits for its threads."""
@@ -87,29 +87,6 @@ def shard_parts(grid: Grid, shard: tuple[int, int]) -> range:
     if not 1 <= i <= n:
         raise UserError(f"--shard {i}/{n} is out of range: expected i/n with i from 1 to n")
     return range(i - 1, grid.parts, n)
-
-
-def use_one_thread_per_call() -> None:
-    """Makes each call of a compiled program run on the thread that calls it, where jax has not started yet.
-
-    On a CPU, jax otherwise hands calls to one queue and splits array loops over a pool of threads: with one block per
-    core in flight, both cost more than they bring. The numbers are the same either way.
-    """
-    jax.config.update("jax_cpu_enable_async_dispatch", False)
-    before = os.environ.get("NPROC")
-    os.environ["NPROC"] = "1"  # what XLA's CPU client takes as the size of its pool
-    try:
-        jax.devices()
-    finally:
-        if before is None:
-            del os.environ["NPROC"]
-        else:
-            os.environ["NPROC"] = before
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def compute_part(
