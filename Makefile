@@ -3,10 +3,15 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: train test lint results lock
+.PHONY: train train-lm test lint results lock
 
 train: $(VENV)/train.stamp
 	$(BIN)/python -m jaxrl_mini.train --seed 7
+
+# A random GPT-2 of two blocks, trained to an exact success of 0.95 and more.
+train-lm: $(VENV)/train.stamp
+	test -e runs/tiny-gpt2 || $(BIN)/python -m jaxrl_mini.tiny_model runs/tiny-gpt2
+	$(BIN)/python -m jaxrl_mini.train --backend hf --model runs/tiny-gpt2 --lr 1e-3 --iterations 80
 
 test: $(VENV)/test.stamp lint
 	$(BIN)/python -m pytest

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from jaxrl_mini.dataset import Dataset
     from jaxrl_mini.engine import run_sweep
     from jaxrl_mini.evaluation import Evaluation
-    from jaxrl_mini.fleet import Result, run
+    from jaxrl_mini.fleet import run
     from jaxrl_mini.grid import Grid
+    from jaxrl_mini.result import Result
     from jaxrl_mini.task import ACTIONS, BinarySearchRepair
 
 _HOMES = {
@@ -29,7 +30,7 @@ _HOMES = {
     "Dataset": "dataset",
     "Evaluation": "evaluation",
     "Grid": "grid",
-    "Result": "fleet",
+    "Result": "result",
     "UserError": "config",
     "run": "fleet",
     "run_sweep": "engine",

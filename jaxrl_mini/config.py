@@ -8,6 +8,9 @@ from typing import Any
 
 BACKENDS = ("table", "hf")
 METHODS = ("grpo", "rs-sft")
+DTYPES = ("float32", "bfloat16")
+LANGUAGE_ONLY = ("model", "dtype", "micro_batch", "exact_every")
+"""Settings that have no use with a table."""
 DEFAULT_LR = {"table": 0.08, "hf": 1e-6}
 MAX_SEED = 2**32 - 1
 MAX_COUNT = 2**31 - 1
@@ -42,14 +45,19 @@ class Config:
     clip: float = setting(0.2, "ratios are clipped to [1 - clip, 1 + clip]", above=0.0, below=1.0)
     beta: float = setting(0.02, "coefficient of KL(policy || reference)", minimum=0.0)
     eval_episodes: int = setting(500, "sampled evaluation episodes, before and after", minimum=1)
+    dtype: str | None = setting(None, "what a language model computes in [float32]", choices=DTYPES)
+    micro_batch: int | None = setting(None, "episodes of a language model's update at once [4]", minimum=1)
+    exact_every: int | None = setting(None, "iterations between a language model's exact evaluations [10]", minimum=1)
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             object.__setattr__(self, field.name, _checked(field, getattr(self, field.name)))
         if self.backend == "hf" and self.model is None:
             raise UserError("--model is missing: backend hf needs the folder of a language model")
-        if self.backend != "hf" and self.model is not None:
-            raise UserError(f"--model {self.model} has no use with backend {self.backend}: leave it out or use hf")
+        for name in LANGUAGE_ONLY:
+            if self.backend != "hf" and (value := getattr(self, name)) is not None:
+                flag = "--" + name.replace("_", "-")
+                raise UserError(f"{flag} {value} has no use with backend {self.backend}: leave it out or use hf")
 
     @property
     def effective_lr(self) -> float:
@@ -90,7 +98,7 @@ def _checked(field: "dataclasses.Field[Any]", value: Any) -> Any:
         if not isinstance(value, str) or not value:
             raise UserError(f"{flag} {value!r} is not a folder's name")
         return value
-    integral = field.type is int
+    integral = int in (field.type, *getattr(field.type, "__args__", ()))
     number = isinstance(value, numbers.Integral if integral else numbers.Real) and not isinstance(value, bool)
     low, high = limits.get("minimum"), limits.get("maximum", MAX_COUNT if integral else math.inf)
     above, below = limits.get("above"), limits.get("below", math.inf)

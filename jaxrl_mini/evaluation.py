@@ -2,6 +2,7 @@
 
 import functools
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
@@ -33,6 +34,8 @@ class Evaluation:
     """The sum of squared episode lengths."""
     exact_success_rate: float
     exact_mean_actions: float
+    exact_mean_kl: float | None = None
+    """Expected sum of KL(policy || initial policy) over an episode's actions, by expected actions. None for a table."""
 
     @property
     def success_rate(self) -> float:
@@ -124,15 +127,27 @@ def play(
     """
     rows = CHUNK if len(verdicts) > CHUNK else max(MIN_CHUNK, 1 << (len(verdicts) - 1).bit_length())
     log_probs = log_softmax(np.asarray(logits, np.float64), axis=1).astype(np.float32)
-    sums = np.zeros((3, logits.shape[-1]), np.int64)
+    played = sum_over_episodes(lambda chunk: _play_chunk(log_probs, seeds, chunk, rows), verdicts)
+    return played[:, : logits.shape[-1]]
+
+
+def sum_over_episodes(
+    play: Callable[[int], Episodes], verdicts: Bool[np.ndarray, "episode variant"]
+) -> Int[np.ndarray, "3 *run"]:
+    """Successes, actions and squared lengths of as many evaluation episodes as there are verdicts.
+
+    Args:
+      play: returns a chunk's episodes, up to 512 and at least those that are graded, [episode, 1, *run].
+      verdicts: the verifier's verdicts.
+    """
+    sums = []
     for chunk, start in enumerate(range(0, len(verdicts), CHUNK)):
         graded = verdicts[start : start + CHUNK]
-        packed = np.asarray(_play_chunk(log_probs, seeds, chunk, rows).packed)
-        episodes = Episodes(packed[: len(graded), :, : sums.shape[1]])
+        episodes = Episodes(np.asarray(play(chunk).packed)[: len(graded)])
         lengths = episodes.lengths
-        for row, column in enumerate((rollout.grade(episodes, graded), lengths, lengths * lengths)):
-            sums[row] += column.sum(axis=(0, 1), dtype=np.int64)
-    return sums
+        columns = (rollout.grade(episodes, graded), lengths, lengths * lengths)
+        sums.append([column.sum(axis=(0, 1), dtype=np.int64) for column in columns])
+    return np.sum(sums, axis=0)
 
 
 def evaluate(

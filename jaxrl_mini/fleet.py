@@ -7,25 +7,20 @@ programs at the same shapes: its numbers never depend on its neighbours.
 import time
 import zlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from jaxrl_mini import compilation, evaluation, objective, rollout, training, verifier
+from jaxrl_mini import compilation, evaluation, training, verifier
 from jaxrl_mini.config import Config
-from jaxrl_mini.evaluation import Evaluation, Evaluations
+from jaxrl_mini.evaluation import Evaluations
 from jaxrl_mini.grid import BLOCK, SHARED_FIELDS, Grid, history_iterations
 from jaxrl_mini.policies import table
-from jaxrl_mini.task import NUM_VARIANTS
+from jaxrl_mini.result import History, Result, columns
 from jaxrl_mini.training import CHUNK, REFERENCE_LOG_PROB, Log, Sizes, State
-from jaxrl_mini.types import Episodes, Settings
-
-History = dict[str, np.ndarray]
-"""A column per metric (see `history_of`), [iteration, run] or [iteration]."""
-
+from jaxrl_mini.types import Settings
 
 Columns = dict[str, np.ndarray]
 """A table: an array per column, all of one length."""
@@ -102,23 +97,6 @@ def taken(log: Log, rows: np.ndarray, runs: int) -> Log:
     return Log(*jax.tree.map(lambda leaf: np.asarray(leaf)[rows, ..., :runs], log))
 
 
-@dataclass(frozen=True)
-class Result:
-    """A finished run."""
-
-    config: Config
-    before: Evaluation
-    after: Evaluation
-    history: History
-    """An array [iteration] per metric."""
-    logits: np.ndarray
-    """float32 [iteration + 1, state, action]: the policy before the first and after every iteration."""
-    packed_episodes: np.ndarray
-    """int32 [iteration, group, episode]: the sampled episodes (see `types.Episodes`)."""
-    timing: dict[str, float]
-    """Seconds: `compile_seconds`, `run_seconds`, and `train_and_final_eval_seconds`, which both are part of."""
-
-
 def run(config: Config, *, on_chunk: Callable[[History], None] | None = None) -> Result:
     """Trains one policy.
 
@@ -126,6 +104,10 @@ def run(config: Config, *, on_chunk: Callable[[History], None] | None = None) ->
       config: the settings.
       on_chunk: called with the history of each 20 iterations as soon as they are done.
     """
+    if config.backend == "hf":
+        from jaxrl_mini import language_training  # imports flax, for which a table policy should not wait
+
+        return language_training.run(config, on_chunk=on_chunk)
     block = Block.of_config(config)
     before = block.evaluate(config.eval_episodes)[0]
     logits, packed, histories = [block.logits()[None]], [], []
@@ -155,37 +137,11 @@ def run(config: Config, *, on_chunk: Callable[[History], None] | None = None) ->
 
 
 def history_of(log: Log, iterations: np.ndarray, settings: Settings, sizes: Sizes) -> History:
-    """The metrics of logged iterations of one chunk, given their numbers, as columns [iteration, run], in float64.
-
-    `iteration`, `objective.measure` of its last optimizer step, `gradient_norm` there before it is clipped,
-    `optimizer_steps`, `train_success_rate`, `mixed_groups` (groups with successes and failures), for rs-sft
-    `retained_episodes`, and the `exact_success_rate` of the policy after the iteration.
-    """
-    runs, first = log.gradient_norm.shape[1], int(iterations[0]) // CHUNK * CHUNK
-    verdicts = verifier.training_verdicts(first, CHUNK, sizes.groups)[iterations - first]
-    by_group = Episodes(log.episodes.packed.reshape(-1, sizes.group_size, runs))
-    rewards = rollout.grade(by_group, verdicts.reshape(-1, NUM_VARIANTS)).reshape(log.episodes.packed.shape)
-    successes = rewards.sum(axis=2).astype(np.int64)
-    retained = successes.sum(axis=1)
-    tables = (log.log_probs, log.behavior, log.credit, log.params)
-    # From [iteration, ..., run] to [..., iteration, run].
-    log_probs, behavior, credit, params = jax.tree.map(lambda leaf: np.moveaxis(leaf, 0, -2).astype(np.float64), tables)
-    reference = np.full_like(behavior, REFERENCE_LOG_PROB)
-    live = Settings(*(np.asarray(leaf, np.float64)[:runs] for leaf in settings))
-    measured = objective.measure(log_probs, behavior, reference, credit, live, sizes.method)
-    history = {
-        "iteration": np.repeat(iterations[:, None], runs, axis=1),
-        **measured,
-        "gradient_norm": log.gradient_norm,
-        "optimizer_steps": np.where((retained > 0) | (sizes.method == "grpo"), sizes.epochs, 0),
-        "train_success_rate": retained / (sizes.groups * sizes.group_size),
-        "mixed_groups": ((successes > 0) & (successes < sizes.group_size)).sum(axis=1),
-        "retained_episodes": retained,
-        "exact_success_rate": evaluation.exact_of_logits(params, verdicts.mean(axis=(0, 1))).success_rate,
-    }
-    if sizes.method == "grpo":
-        del history["retained_episodes"]
-    return history
+    """`result.columns` of logged iterations, and the `exact_success_rate` of the policies after them."""
+    accepted = verifier.training_verdicts(0, CHUNK, sizes.groups).mean(axis=(0, 1))
+    exact = evaluation.exact_of_logits(np.moveaxis(np.asarray(log.params), 0, -2), accepted).success_rate
+    reference = np.full_like(log.behavior, REFERENCE_LOG_PROB)
+    return {**columns(log, reference, iterations, settings, sizes), "exact_success_rate": np.asarray(exact)}
 
 
 class Stopped(Exception):

@@ -13,6 +13,7 @@ group whose rewards are all equal has advantage 0; a batch of such groups has lo
 
 import functools
 from functools import partial
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -128,6 +129,47 @@ def _credit_of_sums(
         array.reshape(NUM_STATES, NUM_ACTIONS, *sums.shape[3:]) for array in by_state_and_action
     )
     return Credit(plus, minus, counts, total(visits, axis=1))
+
+
+class Merged(NamedTuple):
+    """A batch with repeated episodes merged; the rows past `filled` are padding."""
+
+    episodes: Episodes
+    """[row]"""
+    first: Int[Array, " row"]
+    """Which of the batch's episodes, flattened, is the first of each row."""
+    filled: Int[Array, ""]
+
+
+def history_credit(
+    episodes: Episodes, rewards: Float[Array, "group episode"], advantages: Advantages, rows: int
+) -> tuple[Merged, Credit]:
+    """Sums a batch over (row, step) and action: what the loss of a policy that sees histories depends on.
+
+    A row is an episode, or several that took the same actions; it counts as often as it was played.
+
+    Args:
+      episodes: the batch.
+      rewards: of each episode, 0 or 1.
+      advantages: what each group's failures and successes are credited with.
+      rows: of the result, at least the episodes of the batch.
+    """
+    count = rewards.size
+    packed, first, row_of = jnp.unique(
+        episodes.packed.ravel(), return_index=True, return_inverse=True, size=rows, fill_value=0
+    )
+    merged = Merged(Episodes(packed), first, jnp.max(row_of) + 1)
+    credited = jnp.where(rewards > 0, advantages.success[:, None], advantages.failure[:, None])
+    share = 1.0 / (episodes.lengths * count)
+    per_episode = jnp.stack(
+        [jnp.maximum(credited, 0.0) * share, jnp.minimum(credited, 0.0) * share, jnp.ones_like(share), share]
+    )
+    sums = jnp.zeros((rows, 4)).at[row_of.ravel()].add(per_episode.reshape(4, -1).T)  # [row, what]
+    choices = jnp.stack([merged.episodes.choice(step) for step in range(MAX_STEPS)], axis=1)[:, :, None]
+    taken = (choices >= 0) & (choices % NUM_ACTIONS == jnp.arange(NUM_ACTIONS))  # [row, step, action]
+    plus, minus, counts = (jnp.where(taken, sums[:, i, None, None], 0.0).reshape(-1, NUM_ACTIONS) for i in range(3))
+    visits = jnp.where(taken.any(axis=2), sums[:, 3, None], 0.0).ravel()
+    return merged, Credit(plus, minus, counts, visits)
 
 
 def surrogate(

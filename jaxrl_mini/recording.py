@@ -18,9 +18,9 @@ from jaxtyping import Array, Float, Int
 
 from jaxrl_mini import objective, records, rollout, training
 from jaxrl_mini.config import Config, UserError
-from jaxrl_mini.fleet import Result
 from jaxrl_mini.policies import table
 from jaxrl_mini.records import Output
+from jaxrl_mini.result import Result
 from jaxrl_mini.task import MAX_STEPS, NUM_ACTIONS, NUM_STATES, NUM_VARIANTS
 from jaxrl_mini.training import Sizes, State
 from jaxrl_mini.types import Episodes, Settings
@@ -121,6 +121,7 @@ def _check_actions(path: str | Path, actions: np.ndarray) -> None:
 
 def write(result: Result, output: Output) -> None:
     """Writes a run's sampled episodes and what they led to."""
+    assert result.logits is not None  # recordings are of table policies
     config, sizes = result.config, result.packed_episodes.shape
     episodes = Episodes(result.packed_episodes)
     verdicts = training_verdicts(0, config.iterations, config.groups)

@@ -16,7 +16,7 @@ import jax
 
 from jaxrl_mini.config import Config, UserError
 from jaxrl_mini.evaluation import Evaluation
-from jaxrl_mini.fleet import Result
+from jaxrl_mini.result import Result
 
 SCHEMA_VERSION = 1
 SCOPE = (
@@ -96,6 +96,7 @@ def summary(evaluation: Evaluation) -> dict[str, Any]:
         "mean_actions": evaluation.mean_actions,
         "mean_actions_interval": evaluation.mean_actions_interval,
         "exact_mean_actions": evaluation.exact_mean_actions,
+        **({} if evaluation.exact_mean_kl is None else {"exact_mean_kl": evaluation.exact_mean_kl}),
     }
 
 

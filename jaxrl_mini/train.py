@@ -29,10 +29,12 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--output", metavar="FILE", help="the record [runs/BACKEND-METHOD-seed-SEED.json]")
     parser.add_argument("--overwrite", action="store_true", help="replace an output that is another run's")
     parser.add_argument("--trajectories", metavar="FILE", help="also write the sampled episodes, for replay (.npz)")
+    parser.add_argument("--save-policy", metavar="DIR", help="write the trained language model as a checkpoint folder")
     flags = parser.parse_args(arguments)
     config = commandline.config_from(flags)
-    if config.backend == "hf":
-        raise UserError("--backend hf does not exist yet: use --backend table")
+    for name in ("save_policy", "trajectories"):
+        if getattr(flags, name) is not None and (config.backend == "hf") != (name == "save_policy"):
+            raise UserError(f"--{name.replace('_', '-')} has no use with backend {config.backend}: leave it out")
     path = Path(flags.output or default_output(config))
     if flags.trajectories is not None and Path(flags.trajectories).resolve() == path.resolve():
         raise UserError(f"--trajectories {flags.trajectories} is also the output: name another file")
@@ -41,7 +43,12 @@ def main(arguments: list[str]) -> None:
     from tqdm import tqdm
 
     from jaxrl_mini import fleet, recording, records
+    from jaxrl_mini.result import History
 
+    if flags.save_policy is not None:
+        from jaxrl_mini.policies import pretrained
+
+        pretrained.check_destination(flags.save_policy, flags.overwrite)
     if not flags.overwrite:
         records.check_replaceable(path, config)
         if flags.trajectories is not None and Path(flags.trajectories).exists():
@@ -52,7 +59,7 @@ def main(arguments: list[str]) -> None:
         tqdm(total=config.iterations, unit="iteration", disable=not sys.stderr.isatty()) as bar,
     ):
 
-        def report(history: fleet.History) -> None:
+        def report(history: History) -> None:
             last = {name: column[-1].item() for name, column in history.items()}
             bar.update(len(history["iteration"]))
             with tqdm.external_write_mode():
@@ -61,6 +68,8 @@ def main(arguments: list[str]) -> None:
         result = fleet.run(config, on_chunk=report)
         if trajectories is not None:
             recording.write(result, trajectories)
+        if flags.save_policy is not None:
+            pretrained.save_checkpoint(flags.save_policy, result.checkpoint, flags.overwrite)
         record = records.build(result)
         records.write(record, output)
     print(json.dumps({"before": record["before"], "after": record["after"], "output": str(path)}))

@@ -39,6 +39,24 @@ class Sizes(NamedTuple):
     epochs: int
 
 
+class Batch(NamedTuple):
+    """What the loss of a batch depends on, beside the policy that learns."""
+
+    behavior: Float[Array, "context action *run"]
+    """Log-probabilities of the policy that sampled."""
+    reference: Float[Array, "context action *run"]
+    """Log-probabilities of the frozen initial policy."""
+    credit: Credit
+
+
+LossGradient = Callable[[Float[Array, "context action *run"], Batch], Float[Array, "context action *run"]]
+"""The derivative of the loss by the policy's log-probabilities. The loss is a sum over contexts, so it takes any part
+of a batch."""
+
+Backward = Callable[[Any, Batch, LossGradient], tuple[Float[Array, "context action *run"], Any]]
+"""A policy's log-probabilities in the contexts of a batch, and the loss's gradient by the policy's parameters."""
+
+
 class State(NamedTuple):
     """Everything a run's future depends on, beside its settings and the number of the next iteration."""
 
@@ -62,7 +80,7 @@ class Log(NamedTuple):
     gradient_norm: Float[AnyArray, "*run"]
     """The gradient's norm at the last optimizer step, before it is clipped."""
     params: Any
-    """The policy after the iteration."""
+    """The policy after the iteration; None for a language model."""
 
 
 def initial_state(params: Any, run_shape: tuple[int, ...] = ()) -> State:
@@ -72,10 +90,8 @@ def initial_state(params: Any, run_shape: tuple[int, ...] = ()) -> State:
 
 def update(
     state: State,
-    log_probs_of: Callable[[Any], Float[Array, "context action *run"]],
-    behavior: Float[Array, "context action *run"],
-    reference: Float[Array, "context action *run"],
-    credit: Credit,
+    backward: Backward,
+    batch: Batch,
     settings: Settings,
     sizes: Sizes,
 ) -> tuple[State, Float[Array, "context action *run"], Float[Array, "*run"]]:
@@ -87,17 +103,30 @@ def update(
     Returns:
       The new state; the log-probabilities and the gradient's norm of the last step, before it is taken.
     """
-    learns = _has_credit(credit) if sizes.method == "rs-sft" else None
+    learns = _has_credit(batch.credit) if sizes.method == "rs-sft" else None
+
+    def loss_gradient(log_probs: Array, part: Batch) -> Array:
+        return _loss_gradient(log_probs, *part, settings, method=sizes.method)
 
     def step(_: Array, carry: tuple[State, Array, Array]) -> tuple[State, Array, Array]:
         state, _, _ = carry
-        log_probs, pullback = jax.vjp(log_probs_of, state.params)
-        (gradient,) = pullback(_loss_gradient(log_probs, behavior, reference, credit, settings, method=sizes.method))
+        log_probs, gradient = backward(state.params, batch, loss_gradient)
         norm = _norm(gradient, run_axes=settings.lr.ndim)
         return _adam_step(state, gradient, norm, learns, settings.lr), log_probs, norm
 
-    start = (state, jnp.zeros_like(behavior), jnp.zeros_like(settings.lr))
+    start = (state, jnp.zeros_like(batch.behavior), jnp.zeros_like(settings.lr))
     return jax.lax.fori_loop(0, sizes.epochs, step, start)
+
+
+def whole_batch(log_probs_of: Callable[[Any], Float[Array, "context action *run"]]) -> Backward:
+    """The `Backward` of a policy that is asked for all contexts of a batch at once."""
+
+    def backward(params: Any, batch: Batch, loss_gradient: LossGradient) -> tuple[Array, Any]:
+        log_probs, pullback = jax.vjp(log_probs_of, params)
+        (gradient,) = pullback(loss_gradient(log_probs, batch))
+        return log_probs, gradient
+
+    return backward
 
 
 @partial(stage, static_argnames="method")
@@ -121,6 +150,8 @@ def _loss_gradient(
 @partial(stage, static_argnames="run_axes")
 def _norm(gradient: Any, *, run_axes: int) -> Float[Array, "*run"]:
     """The Euclidean norm over all parameters, per run: the last `run_axes` axes are kept."""
+    if not run_axes:
+        return optax.tree.norm(gradient)
     squares = [
         functools.reduce(lambda x, _: total(x), range(leaf.ndim - run_axes), jnp.square(leaf))
         for leaf in jax.tree.leaves(gradient)
@@ -161,7 +192,9 @@ def learn(
     """The table policy learns from graded episodes, which it sampled with log-probabilities `behavior`."""
     advantages = objective.advantages(rewards, method=sizes.method)
     credit = objective.state_credit(episodes, rewards, advantages)
-    state, log_probs, norm = update(state, table.log_probs, behavior, reference, credit, settings, sizes)
+    state, log_probs, norm = update(
+        state, whole_batch(table.log_probs), Batch(behavior, reference, credit), settings, sizes
+    )
     return state, Log(episodes, credit, behavior, log_probs, norm, state.params)
 
 

@@ -27,6 +27,9 @@ def test_the_defaults_are_the_articles():
         "clip": 0.2,
         "beta": 0.02,
         "eval_episodes": 500,
+        "dtype": None,
+        "micro_batch": None,
+        "exact_every": None,
     }
 
 

@@ -16,6 +16,8 @@ from jaxrl_mini.rollout import episodes_from_actions
 from jaxrl_mini.types import Credit, Settings
 
 
+UNIFORM = np.full((24, 6), -math.log(6))
+
 group_advantages = jax.jit(objective.group_advantages)
 
 
@@ -317,7 +319,26 @@ def test_the_loss_of_rejection_sampling_is_zero_without_a_success():
 
 
 @pytest.mark.parametrize(("ratio", "outside"), [(0.79, True), (0.81, False), (1.0, False), (1.19, False), (1.21, True)])
-def test_a_ratio_is_outside_the_clip_range_whatever_the_advantage(ratio, outside):
-    behavior = jnp.full((1, 6), -2.0)
-    clip = jnp.float32(0.2)
-    assert objective.outside_clip(behavior + math.log(ratio), behavior, clip).tolist() == [[outside] * 6]
+def test_a_sampled_action_counts_as_outside_the_clip_range_whatever_its_advantage(ratio, outside):
+    """Three actions in state 0 at that ratio, one in state 9 at ratio 1; what was not sampled does not count."""
+    counts, log_ratio = np.zeros((24, 6)), np.full((24, 6), 5.0)
+    counts[0, 2], log_ratio[0, 2] = 3, math.log(ratio)
+    counts[9, 4], log_ratio[9, 4] = 1, 0
+    credit = Credit(np.zeros((24, 6)), np.zeros((24, 6)), counts, np.zeros(24))
+    assert measured(UNIFORM + log_ratio, UNIFORM, UNIFORM, credit)["ratio_outside_clip_fraction"] == 0.75 * outside
+
+
+def measured(log_probs, behavior, reference, credit: Credit) -> dict[str, float]:
+    """What is measured of one run, in NumPy's float64, with a clip of 0.2 and a beta of 0.3."""
+    with_runs = jax.tree.map(lambda array: array[..., None], (log_probs, behavior, reference, credit))
+    settings = Settings(np.array([0.1]), np.array([0.2]), np.array([0.3]))
+    return {name: column.item() for name, column in objective.measure(*with_runs, settings, "grpo").items()}
+
+
+def test_what_is_measured_of_a_step_is_the_oracles():
+    """KL and entropy are averaged over the sampled actions, not over states or episodes."""
+    batch = random_batch(11)
+    credit, step = plain_credit(batch.actions, batch.rewards, "grpo"), plain_step(batch, "grpo")
+    ours = measured(oracle.log_softmax(batch.logits), batch.behavior, batch.reference, credit)
+    expected = {"loss": step.loss, "mean_kl": step.mean_kl, "entropy": step.entropy}
+    assert ours == pytest.approx(expected | {"ratio_outside_clip_fraction": step.outside}, abs=1e-12)

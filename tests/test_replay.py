@@ -193,7 +193,9 @@ def refused(replay_command, path, *parts):
         assert part in outcome.err[0]
 
 
-@pytest.mark.parametrize("name", ["config", "actions", "rewards", "advantages", "old_log_probs", "logits", "history_loss"])
+@pytest.mark.parametrize(
+    "name", ["config", "actions", "rewards", "advantages", "old_log_probs", "logits", "history_loss"]
+)
 def test_a_missing_array_is_named(replay_command, file_of, name):
     refused(replay_command, file_of(**{name: None}), name)
 

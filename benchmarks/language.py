@@ -1,0 +1,278 @@
+"""The language-model policy's speed, memory and compilation: ``python -m benchmarks.language [--size small] ...``.
+
+Prints a JSON object per measure. Everything is compared in one process on the same arrays, compiled beforehand and
+waited for; a figure is the median of some repetitions, with the fastest and slowest beside it. `packed` asks a whole
+episode in one row behind the shared opening; `plain` gives every prompt and candidate a row of its own; `recomputed`
+plays an episode by scoring the packed row anew at every step. Runs unchanged on a GPU.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jaxrl_mini import language_training, training
+from jaxrl_mini.histories import enumerate_histories, expectations
+from jaxrl_mini.policies.gpt2 import GPT2, GPT2Config
+from jaxrl_mini.policies.language import LanguagePolicy, draw, load_policy
+from jaxrl_mini.policies.pretrained import Checkpoint
+from jaxrl_mini.task import ACTIONS, MAX_STEPS, TABLES, VARIANTS, BinarySearchRepair
+from jaxrl_mini.tiny_model import make_tiny_model
+
+SIZES = {
+    "tiny": {"n_layer": 2, "n_embd": 64, "n_head": 2},
+    "small": {"n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50257, "n_positions": 1024},
+}
+MEASURES = ("packed", "rollout", "iteration", "exact", "memory", "pytorch")
+
+
+def model(size: str, dtype: str) -> tuple[LanguagePolicy, Checkpoint]:
+    """A random network of the size, with the word tokenizer of tiny models."""
+    with tempfile.TemporaryDirectory() as folder:
+        make_tiny_model(Path(folder) / "model", layers=1, width=8)
+        policy, checkpoint = load_policy(Path(folder) / "model")
+    config = GPT2Config(**{**vars(checkpoint.config), **SIZES[size]})
+    network, params = nnx.split(GPT2(config, jnp.dtype(dtype), rngs=nnx.Rngs(0)))
+    remade = Checkpoint(config, network, params, checkpoint.encode, checkpoint.end_of_text, checkpoint.companions)
+    return LanguagePolicy(network, policy.task), remade
+
+
+def timed(function: Callable[..., Any], *arguments: Any, repetitions: int) -> dict[str, float]:
+    """Compiles, runs once, then measures."""
+    start = time.perf_counter()
+    compiled = jax.jit(function).lower(*arguments).compile()
+    compile_seconds = time.perf_counter() - start
+    jax.block_until_ready(compiled(*arguments))
+    seconds = []
+    for _ in range(repetitions):
+        start = time.perf_counter()
+        jax.block_until_ready(compiled(*arguments))
+        seconds.append(time.perf_counter() - start)
+    figures = {"seconds": statistics.median(seconds), "fastest": min(seconds), "slowest": max(seconds)}
+    return {name: round(value, 5) for name, value in {**figures, "compile_seconds": compile_seconds}.items()}
+
+
+def random_episodes(count: int, seed: int = 0) -> np.ndarray:
+    """Uniform play, [step, episode], -1 after the end."""
+    actions = np.random.default_rng(seed).integers(0, len(ACTIONS), (MAX_STEPS, count))
+    finish = actions == ACTIONS.index("finish")
+    return np.where(np.cumsum(finish, axis=0) - finish > 0, -1, actions).astype(np.int32)
+
+
+def plain_rows(policy: LanguagePolicy, end_of_text: int, actions: np.ndarray) -> tuple[np.ndarray, ...]:
+    """A row of tokens per action taken and candidate, padded at its end, and where its candidate starts and ends."""
+    task, tree = policy.task, policy.task.tree
+    candidates = [[int(token) for token in tree.edge_tokens[path > 0]] for path in tree.paths]
+    rows, starts, live = [], [], []
+    for episode in range(actions.shape[1]):
+        prompt, variant = task.opening.tolist(), 0
+        for step, action in enumerate(actions[:, episode]):
+            if action < 0:
+                break
+            live.append((step, episode))
+            rows += [prompt + candidate for candidate in candidates]
+            starts += [len(prompt)] * len(candidates)
+            if step < MAX_STEPS - 1 and action != ACTIONS.index("finish"):
+                length = task.lengths[step, variant, action]
+                prompt = prompt + task.segments[step, variant, action][-length:].tolist()
+                variant = int(TABLES.next_variant[step, variant, action])
+    tokens = np.zeros((len(rows), max(map(len, rows))), np.int32)
+    for row, ids in zip(tokens, rows, strict=True):
+        row[: len(ids)] = ids
+    return tokens, np.array(starts), np.array([len(ids) for ids in rows]), np.array(live).T
+
+
+def plain_log_probs(network: Any, params: Any, tokens: Any, starts: Any, ends: Any) -> Any:
+    """[action taken, candidate], from rows of `plain_rows`."""
+    rows, width = tokens.shape
+    module = nnx.merge(network, params)
+    positions = jnp.broadcast_to(jnp.arange(width), tokens.shape)
+    hidden, _ = module(tokens, positions, jnp.broadcast_to(jnp.tri(width, dtype=bool), (rows, width, width)))
+    log_probs = jax.nn.log_softmax(module.logits(hidden[:, :-1]))
+    each = jnp.take_along_axis(log_probs, tokens[:, 1:, None], axis=2)[..., 0]
+    index = jnp.arange(1, width)
+    scored = (index >= starts[:, None]) & (index < ends[:, None])
+    return jax.nn.log_softmax(jnp.where(scored, each, 0).sum(axis=1).reshape(-1, len(ACTIONS)))
+
+
+def measure_packed(policy: LanguagePolicy, checkpoint: Checkpoint, episodes: int, repetitions: int) -> dict[str, Any]:
+    """Forward and backward over some episodes: packed against plain."""
+    actions = random_episodes(episodes)
+    tokens, starts, ends, live = plain_rows(policy, checkpoint.end_of_text, actions)
+
+    def plain(params: Any, *rows: Any) -> Any:
+        return plain_log_probs(checkpoint.network, params, *rows)
+
+    def packed(params: Any, actions: Any) -> Any:
+        return policy.log_probs(params, actions)[tuple(live)]
+
+    def gradient(function: Any) -> Any:
+        return jax.value_and_grad(lambda params, *rest: function(params, *rest).sum())
+
+    params, rows = checkpoint.params, (tokens, starts, ends)
+    difference = jnp.abs(jax.jit(plain)(params, *rows) - jax.jit(packed)(params, actions)).max()
+    slow = timed(gradient(plain), params, *rows, repetitions=max(1, repetitions // 3))
+    fast = timed(gradient(packed), params, actions, repetitions=repetitions)
+    speedup = round(slow["seconds"] / fast["seconds"], 2)
+    return {"speedup": speedup, "max_difference": float(difference), "packed": fast, "plain": slow}
+
+
+def measure_rollout(policy: LanguagePolicy, checkpoint: Checkpoint, episodes: int, repetitions: int) -> dict[str, Any]:
+    """Playing episodes: with the key/value cache, and scoring the packed rows anew at every step."""
+
+    def recomputed(params: Any, uniforms: Any) -> Any:
+        actions = jnp.full(uniforms.shape, -1)
+        alive = jnp.ones(uniforms.shape[1], bool)
+        for step in range(MAX_STEPS):
+            action = jnp.where(alive, draw(policy.log_probs(params, actions)[step], uniforms[step]), -1)
+            actions, alive = actions.at[step].set(action), alive & (action != ACTIONS.index("finish"))
+        return actions
+
+    uniforms = jax.random.uniform(jax.random.key(0), (MAX_STEPS, episodes))
+    slow = timed(recomputed, checkpoint.params, uniforms, repetitions=max(1, repetitions // 3))
+    fast = timed(lambda *both: policy.sample(*both)[0], checkpoint.params, uniforms, repetitions=repetitions)
+    return {"speedup": round(slow["seconds"] / fast["seconds"], 2), "cached": fast, "recomputed": slow}
+
+
+def measure_iteration(policy: LanguagePolicy, checkpoint: Checkpoint, repetitions: int) -> dict[str, Any]:
+    """Whole iterations of 4 groups of 8 episodes with two optimizer steps, from the random policy."""
+    sizes = training.Sizes("grpo", groups=4, group_size=8, epochs=2)
+    settings = training.Settings(*map(jnp.float32, (1e-3, 0.2, 0.02)))
+    verdicts = jnp.tile(jnp.array([False, False, False, True]), (4, 1))
+    state = training.initial_state(jax.tree.map(jnp.copy, checkpoint.params))
+    step = partial(language_training.iterate, sizes=sizes, micro_batch=language_training.MICRO_BATCH)
+    seconds = []
+    for number in range(repetitions + 1):
+        start = time.perf_counter()
+        state, *_ = jax.block_until_ready(
+            step(policy, state, checkpoint.params, jnp.uint32(7), settings, number, verdicts)
+        )
+        seconds.append(time.perf_counter() - start)
+    first, *rest = seconds
+    figures = {"seconds": statistics.median(rest), "fastest": min(rest), "slowest": max(rest), "first_seconds": first}
+    return {name: round(value, 4) for name, value in figures.items()}
+
+
+def measure_exact(policy: LanguagePolicy, checkpoint: Checkpoint, repetitions: int) -> dict[str, Any]:
+    """Exact evaluation: over all histories, over those that can succeed, and a sampled estimate of 20,000 episodes."""
+    figures: dict[str, Any] = {}
+    accepted = np.array([0.0, 0.0, 0.0, 1.0])
+    for name, histories in (("all", enumerate_histories()), ("can_succeed", enumerate_histories(can_succeed=True))):
+        evaluate = partial(policy.history_log_probs, histories=histories)
+        figures[name] = timed(evaluate, checkpoint.params, repetitions=repetitions)
+        success = expectations(histories, jax.jit(evaluate)(checkpoint.params), accepted).success
+        figures[name] |= {"histories": len(histories.step), "success": success}
+    sample, successes, count = jax.jit(policy.sample), 0, 0
+    while count < 20_000:
+        actions, _ = sample(checkpoint.params, jax.random.uniform(jax.random.key(count), (MAX_STEPS, 32)))
+        successes, count = successes + sum(map(_succeeds, np.asarray(actions).T)), count + actions.shape[1]
+    rate, exact = successes / count, figures["all"]["success"]
+    deviation = (exact * (1 - exact) / count) ** 0.5
+    return {**figures, "sampled_success": rate, "sampled_deviations_off": round((rate - exact) / deviation, 2)}
+
+
+def _succeeds(actions: np.ndarray) -> bool:
+    task = BinarySearchRepair()
+    for action in actions[actions >= 0]:
+        task.step(ACTIONS[action])
+    return task.submitted and task.artifact == VARIANTS[-1]
+
+
+def measure_memory(size: str, dtype: str) -> dict[str, Any]:
+    """Peak memory of a process that makes one iteration of 8 episodes, compilation included."""
+    program = (
+        "import jax, jax.numpy as jnp, resource, json, sys\n"
+        "from benchmarks.language import *\n"
+        f"policy, checkpoint = model({size!r}, {dtype!r})\n"
+        "sizes = training.Sizes('grpo', groups=1, group_size=8, epochs=2)\n"
+        "settings = training.Settings(*map(jnp.float32, (1e-6, 0.2, 0.02)))\n"
+        "state = training.initial_state(jax.tree.map(jnp.copy, checkpoint.params))\n"
+        "verdicts = jnp.ones((1, 4), bool)\n"
+        "jax.block_until_ready(language_training.iterate(policy, state, checkpoint.params, jnp.uint32(7), settings, 0,"
+        " verdicts, sizes=sizes, micro_batch=language_training.MICRO_BATCH))\n"
+        "device = jax.devices()[0].memory_stats() or {}\n"
+        "print(json.dumps({'host_gigabytes': resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,"
+        " 'device_gigabytes': device.get('peak_bytes_in_use', 0) / 2**30}))\n"
+    )
+    shown = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
+    return dict(json.loads(shown.splitlines()[-1]))
+
+
+def measure_pytorch(policy: LanguagePolicy, checkpoint: Checkpoint, repetitions: int) -> dict[str, Any]:
+    """One iteration's scoring of 4 x 8 episodes, sampled and updated twice, as an eager PyTorch loop does it.
+
+    Every action taken is one forward pass of six rows when sampled, again for the reference, and again with its
+    gradient in each of the two optimizer steps. Only where torch is installed; it gets as many threads as it finds.
+    """
+    import torch
+    from transformers import GPT2Config as TorchConfig
+    from transformers import GPT2LMHeadModel
+
+    actions = random_episodes(32)
+    tokens, starts, ends, _ = plain_rows(policy, checkpoint.end_of_text, actions)
+    network = GPT2LMHeadModel(TorchConfig(**vars(checkpoint.config))).eval()
+    optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
+
+    def log_probs(row: int) -> Any:
+        six = slice(row, row + len(ACTIONS))
+        ids = torch.from_numpy(tokens[six, : ends[six].max()]).long()
+        each = network(ids).logits[:, :-1].log_softmax(-1).gather(2, ids[:, 1:, None])[..., 0]
+        index = torch.arange(1, ids.shape[1])
+        scored = (index >= torch.from_numpy(starts[six, None])) & (index < torch.from_numpy(ends[six, None]))
+        return (each * scored).sum(1).log_softmax(0)
+
+    seconds = []
+    for _ in range(max(1, repetitions // 3)):
+        start = time.perf_counter()
+        with torch.no_grad():
+            for row in [*range(0, len(tokens), len(ACTIONS))] * 2:  # sampling and reference
+                log_probs(row)
+        for _ in range(2):
+            optimizer.zero_grad()
+            for row in range(0, len(tokens), len(ACTIONS)):
+                log_probs(row).sum().backward()
+            torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+            optimizer.step()
+        seconds.append(time.perf_counter() - start)
+    ours = measure_iteration(policy, checkpoint, repetitions)
+    speedup = round(statistics.median(seconds) / ours["seconds"], 2)
+    return {"speedup": speedup, "pytorch_seconds": statistics.median(seconds), "ours": ours}
+
+
+def main() -> None:
+    """Runs the chosen measures."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.language", description=__doc__)
+    parser.add_argument("--size", choices=SIZES, default="tiny")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--episodes", type=int, default=8, help="of packed and rollout [8]")
+    parser.add_argument("--repetitions", type=int, default=9)
+    parser.add_argument("--measures", nargs="+", choices=MEASURES, default=MEASURES[:-1])
+    flags = parser.parse_args()
+    policy, checkpoint = model(flags.size, flags.dtype)
+    where = {"size": flags.size, "dtype": flags.dtype, "device": jax.devices()[0].device_kind}
+    run = {
+        "packed": lambda: measure_packed(policy, checkpoint, flags.episodes, flags.repetitions),
+        "rollout": lambda: measure_rollout(policy, checkpoint, flags.episodes, flags.repetitions),
+        "iteration": lambda: measure_iteration(policy, checkpoint, flags.repetitions),
+        "exact": lambda: measure_exact(policy, checkpoint, max(1, flags.repetitions // 3)),
+        "memory": lambda: measure_memory(flags.size, flags.dtype),
+        "pytorch": lambda: measure_pytorch(policy, checkpoint, flags.repetitions),
+    }
+    for name in flags.measures:
+        print(json.dumps({"measure": name, **where, **run[name]()}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

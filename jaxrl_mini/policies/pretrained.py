@@ -1,0 +1,300 @@
+"""Hugging Face checkpoint folders of the GPT-2 family, in and out.
+
+A folder holds `config.json`, weights as safetensors (one file, or shards with an index) and a tokenizer. The
+`transformers` library reads configuration and tokenizer; it is imported here only, and only when a folder is
+read, because importing it takes seconds. Nothing is fetched, no code from a folder runs, and no pickle is read.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import safetensors
+import safetensors.numpy
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import PyTree
+
+from jaxrl_mini.config import UserError
+from jaxrl_mini.policies.gpt2 import ACTIVATIONS, GPT2, GPT2Config
+from jaxrl_mini.policies.prompts import Encode
+
+ARCHITECTURES = ("GPT2LMHeadModel", "GPT2Model")
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+TOKENIZERS = (("tokenizer.json",), ("vocab.json", "merges.txt"))
+"""A folder has a tokenizer if it has all files of one of these."""
+COMPANIONS = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+)
+"""The files beside the weights that go from a loaded folder to a saved one."""
+
+
+class CheckpointError(UserError):
+    """A folder that cannot be read or written as a checkpoint; one line that says what and why."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model as read from a folder."""
+
+    config: GPT2Config
+    network: nnx.GraphDef[GPT2]
+    params: PyTree
+    """The weights, in float32 whatever the file held."""
+    encode: Encode
+    end_of_text: int
+    """Id of the token that ends a text."""
+    companions: Mapping[str, bytes]
+    """The files to be written beside the weights by `save_checkpoint`, as they were read."""
+
+
+def load_checkpoint(folder: str | os.PathLike[str], dtype: DTypeLike = jnp.float32) -> Checkpoint:
+    """Reads a checkpoint folder.
+
+    Args:
+      folder: holds `config.json`, safetensors and a tokenizer.
+      dtype: what the network computes in; its weights stay float32.
+
+    Raises:
+      CheckpointError: a file is missing or damaged, the architecture or one of its flags is not supported, a
+        tensor is missing, has another shape or should not be there, or there is no end-of-text token.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise CheckpointError(f"model {str(folder)!r} is not a folder: give one with a Hugging Face checkpoint")
+    config = _read_config(folder)
+    files = _weight_files(folder)
+    encode, end_of_text = _read_tokenizer(folder)
+    network, shapes = nnx.split(nnx.eval_shape(lambda: GPT2(config, dtype, rngs=nnx.Rngs(0))))
+    params = _read_weights(folder, files, shapes, config)
+    companions = {name: (folder / name).read_bytes() for name in COMPANIONS if (folder / name).is_file()}
+    return Checkpoint(config, network, params, encode, end_of_text, companions)
+
+
+def check_destination(folder: str | os.PathLike[str], overwrite: bool = False) -> None:
+    """Refuses a folder that `save_checkpoint` could not write, before any work is done for it.
+
+    Raises:
+      CheckpointError: it is a file, or not empty and not to be overwritten, or its place is not writable.
+    """
+    folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise CheckpointError(f"cannot save a policy to {str(folder)!r}: it is a file, give a folder")
+    if folder.is_dir() and any(folder.iterdir()) and not overwrite:
+        raise CheckpointError(f"cannot save a policy to {str(folder)!r}: it is not empty, give a new folder")
+    above = folder.absolute().parent
+    while not above.exists():
+        above = above.parent
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        raise CheckpointError(f"cannot save a policy to {str(folder)!r}: {str(above)!r} is not writable")
+
+
+def save_checkpoint(folder: str | os.PathLike[str], checkpoint: Checkpoint, overwrite: bool = False) -> None:
+    """Writes a folder that `transformers` loads as a causal language model, whole or not at all.
+
+    The tensors have their standard names and dtype float32; configuration and tokenizer are those of the folder
+    that was read.
+
+    Raises:
+      CheckpointError: as `check_destination`.
+    """
+    check_destination(folder, overwrite)
+    folder = Path(folder).absolute()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    tensors: dict[str, np.ndarray] = {}
+    for place, variable in nnx.to_flat_state(checkpoint.params):
+        name = _tensor_name(place)
+        tensor = np.asarray(variable[...])
+        tensors[name] = np.ascontiguousarray(tensor.T) if name == "lm_head.weight" else tensor
+    config = json.loads(checkpoint.companions["config.json"])
+    config.pop("torch_dtype", None)  # what `dtype` was called before
+    config |= {"architectures": [ARCHITECTURES[0]], "dtype": "float32"}
+    companions = {**checkpoint.companions, "config.json": (json.dumps(config, indent=2) + "\n").encode()}
+    aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        aside.chmod(0o755)
+        safetensors.numpy.save_file(tensors, aside / WEIGHTS, metadata={"format": "pt"})
+        for name, data in companions.items():
+            (aside / name).write_bytes(data)
+        (aside / WEIGHTS).chmod((aside / "config.json").stat().st_mode)  # the library makes it private
+        for path in (*aside.iterdir(), aside):
+            _flush(path)
+        if overwrite and folder.exists():
+            replaced = aside.with_name(aside.name + "-replaced")
+            folder.rename(replaced)
+            aside.rename(folder)
+            shutil.rmtree(replaced)
+        else:
+            aside.rename(folder)  # over nothing, or an empty folder
+        _flush(folder.parent)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _read_config(folder: Path) -> GPT2Config:
+    raw = _read_json(folder / "config.json")
+    model_type, architectures = raw.get("model_type"), raw.get("architectures") or [ARCHITECTURES[0]]
+    if model_type != "gpt2" or not set(architectures) <= set(ARCHITECTURES):
+        raise CheckpointError(
+            f"model {str(folder)!r} has model_type {model_type!r} and architectures {architectures}: "
+            f"supported are model_type 'gpt2' and {', '.join(ARCHITECTURES)}"
+        )
+    for flag in ("add_cross_attention", "quantization_config", "auto_map"):
+        if raw.get(flag):
+            raise CheckpointError(f"model {str(folder)!r} sets {flag}, which is not supported: remove it")
+    read = _transformers(lambda t: t.GPT2Config.from_pretrained(folder, local_files_only=True), folder, "config.json")
+    config = GPT2Config(**{field.name: getattr(read, field.name) for field in fields(GPT2Config)})
+    if config.activation_function not in ACTIVATIONS:
+        raise CheckpointError(
+            f"model {str(folder)!r} has activation_function {config.activation_function!r}: "
+            f"supported are {', '.join(ACTIVATIONS)}"
+        )
+    for name in ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head", "n_inner"):
+        if (size := getattr(config, name)) is not None and size < 1:
+            raise CheckpointError(f"model {str(folder)!r} has {name} {size}: it must be at least 1")
+    if config.n_embd % config.n_head:
+        raise CheckpointError(
+            f"model {str(folder)!r} has n_embd {config.n_embd}, which is not a multiple of n_head {config.n_head}"
+        )
+    return config
+
+
+def _read_tokenizer(folder: Path) -> tuple[Encode, int]:
+    # Without its files, transformers makes an empty tokenizer that maps all text to nothing.
+    if not any(all((folder / name).is_file() for name in names) for names in TOKENIZERS):
+        wanted = " or ".join(" and ".join(names) for names in TOKENIZERS)
+        raise CheckpointError(f"model {str(folder)!r} has no tokenizer: {wanted} is missing")
+    tokenizer = _transformers(
+        lambda t: t.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False),
+        folder,
+        "tokenizer",
+    )
+    # Where the files name none, some classes of transformers invent one past the vocabulary.
+    files = [folder / name for name in ("tokenizer.json", "vocab.json", "added_tokens.json")]
+    vocabulary = "".join(path.read_text("utf-8") for path in files if path.is_file())
+    token = tokenizer.eos_token
+    if token is None or not (token in vocabulary or json.dumps(token)[1:-1] in vocabulary):
+        raise CheckpointError(
+            f"model {str(folder)!r} has no EOS token: set eos_token in tokenizer_config.json to one of its vocabulary"
+        )
+
+    def encode(texts: Sequence[str]) -> list[list[int]]:
+        if not texts:
+            return []
+        options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
+        ids: list[list[int]] = tokenizer(list(texts), **options).input_ids
+        return ids
+
+    return encode, tokenizer.eos_token_id
+
+
+def _transformers(read: Callable[[Any], Any], folder: Path, what: str) -> Any:
+    """Calls the transformers library and turns whatever it raises into one line."""
+    import transformers
+
+    try:
+        return read(transformers)
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        message = f"the {what} of model {str(folder)!r} cannot be read: {type(error).__name__}: {reason}"
+        raise CheckpointError(message) from error
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    if (folder / WEIGHTS).is_file():
+        return [folder / WEIGHTS]
+    if (folder / INDEX).is_file():
+        names = sorted(set(_read_json(folder / INDEX).get("weight_map", {}).values()))
+        for name in names:
+            if Path(name).name != name or not (folder / name).is_file():
+                raise CheckpointError(f"{INDEX} of model {str(folder)!r} names {name!r}, which is not in the folder")
+        return [folder / name for name in names]
+    pickled = sorted(path.name for path in folder.glob("pytorch_model*.bin"))
+    if pickled:
+        raise CheckpointError(
+            f"model {str(folder)!r} has pickled weights ({pickled[0]}), which are not read: convert it with "
+            "transformers, AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)"
+        )
+    raise CheckpointError(f"model {str(folder)!r} has no weights: {WEIGHTS} or {INDEX} is missing")
+
+
+def _tensors(files: list[Path]) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields (name without the prefix, tensor), except the causal masks that old checkpoints hold."""
+    for path in files:
+        try:
+            with safetensors.safe_open(path, "numpy") as file:
+                for name in file.keys():  # noqa: SIM118, the file is no mapping
+                    if not name.endswith((".attn.bias", ".attn.masked_bias")):
+                        yield name.removeprefix("transformer."), file.get_tensor(name)
+        except (safetensors.SafetensorError, OSError) as error:
+            raise CheckpointError(f"weights {str(path)!r} cannot be read: {error}") from error
+
+
+def _read_weights(folder: Path, files: list[Path], shapes: PyTree, config: GPT2Config) -> PyTree:
+    tensors = dict(_tensors(files))
+    if config.tie_word_embeddings and "lm_head.weight" in tensors:
+        head = tensors.pop("lm_head.weight")
+        if not np.array_equal(tensors.setdefault("wte.weight", head), head):
+            raise CheckpointError(
+                f"model {str(folder)!r} has tie_word_embeddings, but lm_head.weight differs from wte.weight"
+            )
+
+    def take(place: tuple[Any, ...], variable: Any) -> Any:
+        name = _tensor_name(place)
+        key = name.removeprefix("transformer.")
+        if key not in tensors:
+            raise CheckpointError(f"model {str(folder)!r} has no tensor {name!r}")
+        tensor = tensors.pop(key)
+        if key == "lm_head.weight":
+            tensor = tensor.T
+        expected = variable.get_value()
+        if tensor.shape != expected.shape or not jnp.issubdtype(tensor.dtype, jnp.floating):
+            raise CheckpointError(
+                f"tensor {name!r} of model {str(folder)!r} is {tensor.dtype} {list(tensor.shape)}: "
+                f"config.json asks for floats {list(expected.shape)}"
+            )
+        return variable.replace(jnp.asarray(tensor, expected.dtype))
+
+    params = nnx.map_state(take, shapes)
+    if tensors:
+        raise CheckpointError(f"model {str(folder)!r} has a tensor {min(tensors)!r} that GPT-2 does not have")
+    return params
+
+
+def _tensor_name(place: tuple[Any, ...]) -> str:
+    """The checkpoint's name of a parameter: ("h", 0, "ln_1", "scale") is "transformer.h.0.ln_1.weight"."""
+    *module, leaf = place
+    name = ".".join(map(str, [*module, "bias" if leaf == "bias" else "weight"]))
+    return name if module == ["lm_head"] else f"transformer.{name}"
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text()))
+    except FileNotFoundError:
+        raise CheckpointError(f"model {str(path.parent)!r} has no {path.name}") from None
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError(f"{str(path)!r} cannot be read: {error}") from error

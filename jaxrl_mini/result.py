@@ -1,0 +1,77 @@
+"""What a finished run gives back, and the metrics of its iterations."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Float, Int
+
+from jaxrl_mini import objective, rollout, verifier
+from jaxrl_mini.config import Config
+from jaxrl_mini.evaluation import Evaluation
+from jaxrl_mini.task import NUM_VARIANTS
+from jaxrl_mini.training import CHUNK, Log, Sizes
+from jaxrl_mini.types import AnyArray, Episodes, Settings
+
+History = dict[str, np.ndarray]
+"""A column per metric (see `columns`), [iteration, run] or [iteration]."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run."""
+
+    config: Config
+    before: Evaluation
+    after: Evaluation
+    history: History
+    """An array [iteration] per metric."""
+    logits: np.ndarray | None
+    """float32 [iteration + 1, state, action]: the table policy before the first and after every iteration."""
+    packed_episodes: np.ndarray
+    """int32 [iteration, group, episode]: the sampled episodes (see `types.Episodes`)."""
+    timing: dict[str, float]
+    """Seconds: `compile_seconds`, `run_seconds`, and `train_and_final_eval_seconds`, which both are part of."""
+    checkpoint: Any = None
+    """The trained language model, a `pretrained.Checkpoint`."""
+
+
+def columns(
+    log: Log,
+    reference: Float[AnyArray, "iteration context action run"],
+    iterations: Int[np.ndarray, " iteration"],
+    settings: Settings,
+    sizes: Sizes,
+) -> History:
+    """The metrics of logged iterations, given their numbers, as columns [iteration, run], in float64.
+
+    `iteration`, `objective.measure` of its last optimizer step, `gradient_norm` there before it is clipped,
+    `optimizer_steps`, `train_success_rate`, `mixed_groups` (groups with successes and failures), and for rs-sft
+    `retained_episodes`.
+    """
+    runs = log.gradient_norm.shape[1]
+    chunks = [divmod(int(iteration), CHUNK) for iteration in iterations]  # verdicts are computed and kept by chunk
+    verdicts = np.stack([verifier.training_verdicts(CHUNK * chunk, CHUNK, sizes.groups)[i] for chunk, i in chunks])
+    by_group = Episodes(log.episodes.packed.reshape(-1, sizes.group_size, runs))
+    rewards = rollout.grade(by_group, verdicts.reshape(-1, NUM_VARIANTS)).reshape(log.episodes.packed.shape)
+    successes = rewards.sum(axis=2).astype(np.int64)
+    retained = successes.sum(axis=1)
+    # From [iteration, ..., run] to [..., iteration, run].
+    tables = (log.log_probs, log.behavior, reference, log.credit)
+    log_probs, behavior, reference, credit = jax.tree.map(
+        lambda leaf: np.moveaxis(leaf, 0, -2).astype(np.float64), tables
+    )
+    live = Settings(*(np.asarray(leaf, np.float64)[:runs] for leaf in settings))
+    history = {
+        "iteration": np.repeat(iterations[:, None], runs, axis=1),
+        **objective.measure(log_probs, behavior, reference, credit, live, sizes.method),
+        "gradient_norm": log.gradient_norm,
+        "optimizer_steps": np.where((retained > 0) | (sizes.method == "grpo"), sizes.epochs, 0),
+        "train_success_rate": retained / (sizes.groups * sizes.group_size),
+        "mixed_groups": ((successes > 0) & (successes < sizes.group_size)).sum(axis=1),
+        "retained_episodes": retained,
+    }
+    if sizes.method == "grpo":
+        del history["retained_episodes"]
+    return history

@@ -1,0 +1,203 @@
+"""Makes a small random GPT-2 as a Hugging Face checkpoint folder, without any download.
+
+python -m jaxrl_mini.tiny_model runs/tiny
+python -m jaxrl_mini.train --backend hf --model runs/tiny --lr 1e-3
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jaxrl_mini import commandline
+
+if TYPE_CHECKING:
+    from jaxrl_mini.policies.language import LanguagePolicy
+
+TOKENIZERS = ("word", "bpe")
+END_OF_TEXT = "<|endoftext|>"
+UNKNOWN = "<|unknown|>"
+BPE_VOCABULARY = 384
+WARM_START_STEPS, WARM_START_EPISODES, WARM_START_LR = 200, 4, 3e-3
+
+
+def main(arguments: list[str]) -> None:
+    """Makes the model that the command line asks for."""
+    parser = commandline.Parser("python -m jaxrl_mini.tiny_model", description=__doc__)
+    parser.add_argument("folder", type=Path, metavar="DIR", help="where to write; made if it does not exist")
+    parser.add_argument(
+        "--tokenizer",
+        choices=TOKENIZERS,
+        default="word",
+        help="word: a token is what stands between spaces, so one per action; bpe: byte-level, trained on the task's "
+        "own texts, where some actions are several tokens [word]",
+    )
+    for name, default, text in (
+        ("layers", 2, "blocks"),
+        ("width", 64, "of the residual stream; a multiple of the heads"),
+        ("heads", 2, "attention heads"),
+        ("seed", 0, "of the random weights"),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{text} [{default}]")
+    parser.add_argument(
+        "--warm-start",
+        action="store_true",
+        help="fit the candidates' scores to uniformly random play: a random model gives an action of three tokens a "
+        "probability near 1e-11 and would never try it",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace what is in DIR")
+    chosen = parser.parse_args(arguments)
+    for name, least in (("layers", 1), ("width", 1), ("heads", 1), ("seed", 0)):
+        if getattr(chosen, name) < least:
+            parser.error(f"--{name} {getattr(chosen, name)} is out of range: expected a whole number from {least}")
+    if chosen.width % chosen.heads:
+        parser.error(f"--width {chosen.width} is no multiple of --heads {chosen.heads}")
+    description = make_tiny_model(**vars(chosen))
+    print(json.dumps({"output": str(chosen.folder), **description}))
+
+
+def make_tiny_model(
+    folder: Path,
+    tokenizer: str = "word",
+    layers: int = 2,
+    width: int = 64,
+    heads: int = 2,
+    seed: int = 0,
+    warm_start: bool = False,
+    overwrite: bool = False,
+) -> dict[str, object]:
+    """Writes the folder, and returns its configuration and what the warm start reached, if any.
+
+    Raises:
+      CheckpointError: the folder cannot be written, or is not empty and not to be overwritten.
+    """
+    import jax
+    import jax.numpy as jnp
+    from flax import nnx
+
+    from jaxrl_mini.policies.gpt2 import GPT2, GPT2Config
+    from jaxrl_mini.policies.language import LanguagePolicy
+    from jaxrl_mini.policies.pretrained import Checkpoint, check_destination, save_checkpoint
+    from jaxrl_mini.policies.prompts import tokenize_task
+
+    check_destination(folder, overwrite)
+    built = _word_tokenizer() if tokenizer == "word" else _bpe_tokenizer()
+    built.encode_special_tokens = True
+
+    def encode(texts: Sequence[str]) -> list[list[int]]:
+        return [encoding.ids for encoding in built.encode_batch(list(texts), add_special_tokens=False)]
+
+    end_of_text = built.token_to_id(END_OF_TEXT)
+    task = tokenize_task(encode, end_of_text)
+    config = GPT2Config(
+        vocab_size=built.get_vocab_size(),
+        n_positions=-(-task.longest // 64) * 64,
+        n_embd=width,
+        n_layer=layers,
+        n_head=heads,
+    )
+    network, params = nnx.split(GPT2(config, jnp.float32, rngs=nnx.Rngs(seed)))
+    reached = {}
+    if warm_start:
+        params, loss = fit_random_play(LanguagePolicy(network, task), params, jax.random.key(seed))
+        reached = {"warm_start_loss": loss}
+    built.encode_special_tokens = False
+    companions = {
+        "config.json": json.dumps(
+            {"model_type": "gpt2", "bos_token_id": end_of_text, "eos_token_id": end_of_text, **asdict(config)}
+        ).encode(),
+        "tokenizer.json": built.to_str(pretty=True).encode(),
+        "tokenizer_config.json": json.dumps(
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "eos_token": END_OF_TEXT,
+                **({"unk_token": UNKNOWN} if tokenizer == "word" else {}),
+            },
+            indent=2,
+        ).encode(),
+    }
+    save_checkpoint(folder, Checkpoint(config, network, params, encode, end_of_text, companions), overwrite)
+    return {**asdict(config), **reached}
+
+
+def fit_random_play(policy: "LanguagePolicy", params: Any, key: Any) -> tuple[Any, float]:
+    """Fits the raw scores of the candidates to uniformly random play, by maximum likelihood.
+
+    The loss is the mean of -score over the six candidates and over the steps of random episodes. It is at least
+    log 6, which it reaches when the network puts all its probability on the six candidates, equally. Takes
+    `WARM_START_STEPS` steps of Adam.
+
+    Returns:
+      The fitted parameters, and the loss of the last batch.
+    """
+    import jax
+    import optax
+
+    from jaxrl_mini.task import MAX_STEPS
+
+    optimizer = optax.chain(
+        optax.clip_by_global_norm(1.0), optax.adam(optax.linear_schedule(WARM_START_LR, 0.0, WARM_START_STEPS))
+    )
+
+    def loss(params: Any, actions: jax.Array) -> jax.Array:
+        return -policy.scores(params, actions).mean()
+
+    @jax.jit
+    def fit(params: Any, key: jax.Array) -> tuple[Any, jax.Array]:
+        def step(carry: tuple[Any, Any], key: jax.Array) -> tuple[tuple[Any, Any], jax.Array]:
+            params, state = carry
+            actions = jax.random.randint(key, (MAX_STEPS, WARM_START_EPISODES), 0, 5)
+            value, gradient = jax.value_and_grad(loss)(params, actions)
+            updates, state = optimizer.update(gradient, state)
+            return (optax.apply_updates(params, updates), state), value
+
+        keys = jax.random.split(key, WARM_START_STEPS)
+        (params, _), losses = jax.lax.scan(step, (params, optimizer.init(params)), keys)
+        return params, losses[-1]
+
+    params, last = fit(params, key)
+    return params, float(last)
+
+
+def _texts() -> Iterator[str]:
+    """All texts that the task can show."""
+    import numpy as np
+
+    from jaxrl_mini.policies.prompts import CONTINUING, opening_text, segment_text
+    from jaxrl_mini.task import MAX_STEPS, NUM_VARIANTS
+
+    yield opening_text() + " finish"
+    for step, variant in np.ndindex(MAX_STEPS - 1, NUM_VARIANTS):
+        for action in CONTINUING:
+            yield segment_text(step, variant, action)
+
+
+def _word_tokenizer() -> Any:
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.WordLevel(unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    trainer = trainers.WordLevelTrainer(special_tokens=[END_OF_TEXT, UNKNOWN], show_progress=False)
+    tokenizer.train_from_iterator(_texts(), trainer)
+    return tokenizer
+
+
+def _bpe_tokenizer() -> Any:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=BPE_VOCABULARY,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_texts(), trainer)
+    return tokenizer
+
+
+if __name__ == "__main__":
+    commandline.run_command(main)
