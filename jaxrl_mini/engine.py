@@ -7,6 +7,7 @@ nothing but the folder.
 import itertools
 import logging
 import queue
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -153,6 +154,7 @@ def compute_on_ray(dataset: Dataset, numbers: Sequence[int], address: str | None
         raise UserError("--engine ray needs Ray: pip install 'jaxrl_mini[ray]'") from error
     if not ray.is_initialized():
         try:
+            _check_answers(address)
             ray.init(address=address or "auto", log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, ValueError, RuntimeError, OSError) as error:
             raise UserError(f"--address {address or 'auto'}: no Ray cluster answers there ({error})") from error
@@ -175,6 +177,13 @@ def compute_on_ray(dataset: Dataset, numbers: Sequence[int], address: str | None
     finally:
         for one in waiting:
             ray.cancel(one, force=True)
+
+
+def _check_answers(address: str | None) -> None:
+    """Ray itself would try for two minutes."""
+    host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
+    if colon and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=10).close()
 
 
 @lru_cache(maxsize=1)

@@ -4,6 +4,7 @@ Runs whose numbers left the finite ones are counted as failed and enter every fi
 """
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -123,7 +124,7 @@ def differences(settings: dict[int, tuple[np.ndarray, np.ndarray]]) -> list[dict
     if len(settings) > MAX_COMPARED:
         first, *others = settings
         pairs = [(first, other) for other in others]
-    found = []
+    found: list[dict[str, Any]] = []
     for one, other in pairs:
         _, mine, theirs = np.intersect1d(settings[one][0], settings[other][0], return_indices=True)
         gap = settings[other][1][theirs] - settings[one][1][mine]
@@ -143,8 +144,8 @@ def differences(settings: dict[int, tuple[np.ndarray, np.ndarray]]) -> list[dict
             }
         )
     for test in ("sign_p", "wilcoxon_p"):
-        for one, corrected in zip(found, holm([one[test] for one in found]), strict=True):
-            one[f"{test}_holm"] = corrected
+        for comparison, corrected in zip(found, holm([one[test] for one in found]), strict=True):
+            comparison[f"{test}_holm"] = corrected
     return found
 
 
@@ -194,17 +195,19 @@ def as_text(summary: dict[str, Any]) -> str:
         )  # fmt: skip
     lines += _aligned(rows)
     if summary["differences"]:
-        rows = [("settings", "pairs", "difference", "interval", "better", "worse", "sign p", "Wilcoxon p (both Holm)")]
+        table: list[tuple[str, ...]] = [
+            ("settings", "pairs", "difference", "interval", "better", "worse", "sign p", "Wilcoxon p (both Holm)")
+        ]
         for one in summary["differences"]:
             first, second = one["settings"]
-            rows.append(
+            table.append(
                 (
                     f"{second} - {first}", f"{one['pairs']:,}", f"{one['mean_difference']:+.5f}",
                     _pair(one["mean_difference_interval"]), str(one["better"]), str(one["worse"]),
                     f"{one['sign_p_holm']:.2g}", f"{one['wilcoxon_p_holm']:.2g}",
                 )
             )  # fmt: skip
-        lines += ["", *_aligned(rows)]
+        lines += ["", *_aligned(table)]
     return "\n".join(lines)
 
 
@@ -220,6 +223,6 @@ def _number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
+def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
