@@ -20,7 +20,8 @@ UNIFORM = np.full((24, 6), -np.log(6))
 
 def history_of(block: Block, log: training.Log) -> dict[str, np.ndarray]:
     """The metrics of the iterations that a block has just run, [iteration, run]."""
-    return fleet.history_of(log, block.iteration - len(log.gradient_norm), block.settings, block.sizes)
+    iterations = np.arange(block.iteration - len(log.gradient_norm), block.iteration)
+    return fleet.history_of(log, iterations, block.settings, block.sizes)
 
 
 # Against the oracle
