@@ -183,7 +183,9 @@ def test_optimizer_steps_are_those_of_optax_on_any_tree_of_parameters():
 
     @jax.jit
     def our_steps(state, behavior):
-        return training.update(state, log_probs_of, behavior, reference, credit, settings, sizes)
+        return training.update(
+            state, training.whole_batch(log_probs_of), training.Batch(behavior, reference, credit), settings, sizes
+        )
 
     state, theirs, chain_state = training.initial_state(params), params, chain.init(params)
     for _ in range(3):
