@@ -4,6 +4,9 @@
     result = jaxrl_mini.run(jaxrl_mini.Config(seed=7))
     result.after.exact_success_rate, result.history["loss"]
 
+    sweep = jaxrl_mini.run_sweep(jaxrl_mini.Grid.product(seeds=range(1000), lr=[0.04, 0.08]), "sweeps/lr")
+    sweep.runs().to_pandas()
+
 The names below are imported on first use, so that `import jaxrl_mini` takes no time.
 """
 
@@ -12,8 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jaxrl_mini.config import Config, UserError
+    from jaxrl_mini.dataset import Dataset
+    from jaxrl_mini.engine import run_sweep
     from jaxrl_mini.evaluation import Evaluation
     from jaxrl_mini.fleet import run
+    from jaxrl_mini.grid import Grid
     from jaxrl_mini.result import Result
     from jaxrl_mini.task import ACTIONS, BinarySearchRepair
 
@@ -21,13 +27,27 @@ _HOMES = {
     "ACTIONS": "task",
     "BinarySearchRepair": "task",
     "Config": "config",
+    "Dataset": "dataset",
     "Evaluation": "evaluation",
+    "Grid": "grid",
     "Result": "result",
     "UserError": "config",
     "run": "fleet",
+    "run_sweep": "engine",
 }
 
-__all__ = ["ACTIONS", "BinarySearchRepair", "Config", "Evaluation", "Result", "UserError", "run"]
+__all__ = [
+    "ACTIONS",
+    "BinarySearchRepair",
+    "Config",
+    "Dataset",
+    "Evaluation",
+    "Grid",
+    "Result",
+    "UserError",
+    "run",
+    "run_sweep",
+]
 
 
 def __getattr__(name: str) -> Any:

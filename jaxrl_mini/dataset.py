@@ -289,7 +289,8 @@ def _table(columns: Columns, schema: pa.Schema) -> pa.Table:
 
 def _parquet(rows: pa.Table) -> bytes:
     file = io.BytesIO()
-    pq.write_table(rows, file, write_page_checksum=True, use_dictionary=False, compression="zstd", compression_level=1)
+    options = {"use_dictionary": False, "write_statistics": False, "compression": "zstd", "compression_level": 1}
+    pq.write_table(rows, file, write_page_checksum=True, **options)
     return file.getvalue()
 
 

@@ -6,8 +6,8 @@ nothing but the folder.
 
 import itertools
 import logging
-import os
 import queue
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +21,7 @@ from jaxrl_mini.compilation import use_compilation_cache
 from jaxrl_mini.config import UserError
 from jaxrl_mini.dataset import Dataset
 from jaxrl_mini.grid import Grid
+from jaxrl_mini.hardware import cores, use_one_thread_per_call
 
 PATIENCE = 1.5
 """Seconds that an interrupted sweep waits for its threads."""
@@ -89,29 +90,6 @@ def shard_parts(grid: Grid, shard: tuple[int, int]) -> range:
     return range(i - 1, grid.parts, n)
 
 
-def use_one_thread_per_call() -> None:
-    """Makes each call of a compiled program run on the thread that calls it, where jax has not started yet.
-
-    On a CPU, jax otherwise hands calls to one queue and splits array loops over a pool of threads: with one block per
-    core in flight, both cost more than they bring. The numbers are the same either way.
-    """
-    jax.config.update("jax_cpu_enable_async_dispatch", False)
-    before = os.environ.get("NPROC")
-    os.environ["NPROC"] = "1"  # what XLA's CPU client takes as the size of its pool
-    try:
-        jax.devices()
-    finally:
-        if before is None:
-            del os.environ["NPROC"]
-        else:
-            os.environ["NPROC"] = before
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def compute_part(
     dataset: Dataset, number: int, device: jax.Device | None = None, stopped: Callable[[], bool] = lambda: False
 ) -> int:
@@ -176,6 +154,7 @@ def compute_on_ray(dataset: Dataset, numbers: Sequence[int], address: str | None
         raise UserError("--engine ray needs Ray: pip install 'jaxrl_mini[ray]'") from error
     if not ray.is_initialized():
         try:
+            _check_answers(address)
             ray.init(address=address or "auto", log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, ValueError, RuntimeError, OSError) as error:
             raise UserError(f"--address {address or 'auto'}: no Ray cluster answers there ({error})") from error
@@ -198,6 +177,13 @@ def compute_on_ray(dataset: Dataset, numbers: Sequence[int], address: str | None
     finally:
         for one in waiting:
             ray.cancel(one, force=True)
+
+
+def _check_answers(address: str | None) -> None:
+    """Ray itself would try for two minutes."""
+    host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
+    if colon and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=10).close()
 
 
 @lru_cache(maxsize=1)

@@ -12,6 +12,7 @@ from typing import NoReturn
 from jaxrl_mini import commandline
 from jaxrl_mini.config import Config, UserError
 from jaxrl_mini.grid import Grid, parse_seeds
+from jaxrl_mini.hardware import cores
 
 EXAMPLES = """\
 examples:
@@ -90,8 +91,6 @@ def _compute(grid: Grid, output: Path, shard: tuple[int, int], flags: object) ->
 
 def estimate(grid: Grid, output: Path) -> str:
     """How many runs and compilations, how long, and how many bytes, in a line."""
-    from jaxrl_mini.engine import cores
-
     seeds, episodes, rows = len(grid.seeds), 0, 0
     for config in grid.settings:
         episodes += config.iterations * config.groups * config.group_size + 2 * config.eval_episodes
@@ -156,7 +155,7 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def _bytes(size: float) -> str:
+def _bytes(size: int) -> str:
     unit = "GB" if size >= 1e9 else "MB" if size >= 1e6 else "kB"
     return f"{size / {'GB': 1e9, 'MB': 1e6, 'kB': 1e3}[unit]:.3g} {unit}"
 

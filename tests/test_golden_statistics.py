@@ -16,7 +16,7 @@ def study(method: str) -> dict[str, np.ndarray]:
         block = Block([Config(seed=seed, method=method) for seed in range(first, first + BLOCK)])
         while block.iteration < 100:
             start = block.iteration
-            history = history_of(block.advance(20), start, block.settings, block.sizes)
+            history = history_of(block.advance(20), np.arange(start, start + 20), block.settings, block.sizes)
         ends = block.evaluate(1)
         figures["success"] += [one.exact_success_rate for one in ends]
         figures["actions"] += [one.exact_mean_actions for one in ends]

@@ -20,7 +20,8 @@ UNIFORM = np.full((24, 6), -np.log(6))
 
 def history_of(block: Block, log: training.Log) -> dict[str, np.ndarray]:
     """The metrics of the iterations that a block has just run, [iteration, run]."""
-    return fleet.history_of(log, block.iteration - len(log.gradient_norm), block.settings, block.sizes)
+    iterations = np.arange(block.iteration - len(log.gradient_norm), block.iteration)
+    return fleet.history_of(log, iterations, block.settings, block.sizes)
 
 
 # Against the oracle
@@ -163,6 +164,10 @@ def test_optimizer_steps_are_those_of_optax_on_any_tree_of_parameters():
     def log_probs_of(tree):
         return jax.nn.log_softmax(tree["bias"] + tree["state"] * tree["action"], axis=1)
 
+    def backward(tree, batch, loss_gradient):
+        log_probs, pullback = jax.vjp(log_probs_of, tree)
+        return log_probs, pullback(loss_gradient(log_probs, batch))[0]
+
     counts = rng.integers(0, 5, (24, 6)).astype(np.float32)
     plus, minus = 5 * rng.random((24, 6)), -5 * rng.random((24, 6))
     sums = (plus, minus, counts, counts.sum(axis=1) / counts.sum())
@@ -183,9 +188,7 @@ def test_optimizer_steps_are_those_of_optax_on_any_tree_of_parameters():
 
     @jax.jit
     def our_steps(state, behavior):
-        return training.update(
-            state, training.whole_batch(log_probs_of), training.Batch(behavior, reference, credit), settings, sizes
-        )
+        return training.update(state, backward, training.Batch(behavior, reference, credit), settings, sizes)
 
     state, theirs, chain_state = training.initial_state(params), params, chain.init(params)
     for _ in range(3):

@@ -1,0 +1,251 @@
+"""A sweep's folder: whole parts or none, damage found, nothing lost."""
+
+import errno
+import io
+import json
+import os
+from pathlib import Path
+
+import duckdb
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow.parquet as pq
+import pytest
+
+from jaxrl_mini import dataset, fleet
+from jaxrl_mini.config import UserError
+from jaxrl_mini.dataset import HISTORY, RUNS, Dataset
+from jaxrl_mini.grid import Grid
+
+SIZES = {"iterations": 3, "groups": 2, "group_size": 4, "eval_episodes": 8}
+GRID = Grid.product(range(70), **SIZES, history_every=2)
+
+
+@pytest.fixture(scope="module")
+def parts():
+    return [fleet.train_part(GRID, number) for number in range(GRID.parts)]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return Dataset.create(tmp_path / "sweep", GRID, {})
+
+
+@pytest.fixture
+def full(folder, parts):
+    for number, part in enumerate(parts):
+        folder.commit(number, *part)
+    return folder
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
+
+
+def test_what_is_committed_is_read_back(full, parts):
+    runs, history = full.runs(), full.history()
+    assert (runs.num_rows, history.num_rows) == (70, 140)
+    assert runs.schema.equals(RUNS) and history.schema.equals(HISTORY)
+    for name in ("seed", "after_exact_success_rate", "last_loss", "logits_crc32", "finite"):
+        expected = np.concatenate([part[0][name] for part in parts])
+        np.testing.assert_array_equal(runs[name].to_numpy(), expected)
+    np.testing.assert_array_equal(history["loss"].to_numpy(), np.concatenate([part[1]["loss"] for part in parts]))
+    assert runs["last_retained_episodes"].null_count == 70 and runs["iterations_to_90"].null_count == 70
+
+
+def test_one_line_reads_it_with_pandas_polars_and_duckdb(full):
+    path, expected = full.path, full.runs()["after_exact_success_rate"].to_numpy()
+    (path / "runs" / ".000009.parquet.abc.writing").write_bytes(b"torn")
+    np.testing.assert_array_equal(pd.read_parquet(path / "runs")["after_exact_success_rate"], expected)
+    np.testing.assert_array_equal(pl.read_parquet(path / "runs/*.parquet")["after_exact_success_rate"], expected)
+    found = duckdb.sql(f"select after_exact_success_rate from '{path}/runs/*.parquet' order by run").fetchnumpy()
+    np.testing.assert_array_equal(found["after_exact_success_rate"], expected)
+    assert len(pd.read_parquet(path / "history")) == 140
+    assert full.runs().num_rows == 70
+
+
+def test_a_leftover_of_a_killed_writer_is_read_by_nobody(full):
+    for name in (".000000.parquet.0.writing", ".sweep.json.0.writing"):
+        (full.path / name).write_bytes(b"torn")
+    assert Dataset.open(full.path).runs().num_rows == 70 and full.present() == {0, 1}
+
+
+def test_no_temporary_file_stays(full):
+    assert set(contents(full.path)) == {"sweep.json"} | {
+        f"{table}/{part:06d}.parquet" for table in ("runs", "history") for part in (0, 1)
+    }
+
+
+def test_the_same_part_twice_is_one_part(full, parts):
+    before = contents(full.path)
+    full.commit(0, *parts[0])
+    assert contents(full.path) == before
+
+
+def test_another_writers_other_numbers_are_an_error_and_change_nothing(full, parts):
+    before, (runs, history) = contents(full.path), parts[0]
+    other = {**runs, "last_loss": runs["last_loss"] + 1e-9}
+    with pytest.raises(UserError, match="other numbers"):
+        full.commit(0, other, history)
+    assert contents(full.path) == before
+
+
+def flips(data: bytes) -> list[int]:
+    return sorted({*np.linspace(0, len(data) - 1, 60).astype(int).tolist(), 0, 4, len(data) - 1, len(data) - 5})
+
+
+@pytest.mark.parametrize("table", ["runs", "history"])
+def test_a_flipped_bit_is_found_or_changes_nothing(full, table):
+    """Some bytes mean nothing (padding, the writer's name); all others are noticed."""
+    file, whole = full.file(table, 0), full.file(table, 0).read_bytes()
+    expected, found = full.read_part(table, 0), 0
+    for position in flips(whole):
+        torn = bytearray(whole)
+        torn[position] ^= 4
+        file.write_bytes(torn)
+        try:
+            assert full.read_part(table, 0).equals(expected)
+        except dataset.Damaged:
+            found += 1
+    assert found > 40
+
+
+@pytest.mark.parametrize("length", [0, 1, 100, -1])
+def test_a_torn_part_is_set_aside_named_and_written_anew(full, parts, length):
+    before, file = contents(full.path), full.file("runs", 1)
+    file.write_bytes(file.read_bytes()[:length])
+    with pytest.raises(UserError, match="000001"):
+        full.runs()
+    damaged = full.set_damaged_aside(full.present())
+    assert list(damaged) == [1] and "000001.parquet" in damaged[1] and str(full.path / "damaged") in damaged[1]
+    assert full.present() == {0}
+    full.commit(1, *parts[1])
+    after = contents(full.path)
+    (aside,) = set(after) - set(before)
+    assert {name: data for name, data in after.items() if name != aside} == before
+
+
+def test_a_part_of_another_sweep_is_damage(full, tmp_path, parts):
+    other = Dataset.create(tmp_path / "other", Grid.product(range(71), history_every=2), {})
+    other.commit(0, *parts[0])
+    other.file("runs", 0).replace(full.file("runs", 0))
+    assert list(full.set_damaged_aside({0, 1})) == [0]
+
+
+def test_a_damaged_part_in_the_way_of_a_writer_is_set_aside(full, parts):
+    before = contents(full.path)
+    full.file("history", 0).write_bytes(b"PAR1")
+    full.commit(0, *parts[0])
+    assert {name: data for name, data in contents(full.path).items() if "damaged" not in name} == before
+
+
+def test_a_part_counts_once_its_runs_are_there(full):
+    full.file("history", 0).unlink()
+    assert full.present() == {1}
+
+
+def test_another_grid_in_the_folder_is_refused_by_name(folder):
+    with pytest.raises(UserError, match=r"\(lr 0\.08 there, 0\.1 here\)"):
+        Dataset.create(folder.path, Grid.product(GRID.seeds, **SIZES, lr=0.1, history_every=2), {})
+    assert Dataset.create(folder.path, GRID, {"other": "machine"}).grid == GRID
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path):
+    (tmp_path / "thesis.tex").write_text("x")
+    with pytest.raises(UserError, match="other files"):
+        Dataset.create(tmp_path, GRID, {})
+    with pytest.raises(UserError, match="is a file"):
+        Dataset.create(tmp_path / "thesis.tex", GRID, {})
+    with pytest.raises(UserError, match="no sweep folder"):
+        Dataset.open(tmp_path)
+    assert set(contents(tmp_path)) == {"thesis.tex"}
+
+
+@pytest.mark.parametrize("change", ["schema_version", "grid_sha256", "grid", "torn", "list"])
+def test_a_changed_sweep_json_is_refused(full, change):
+    about = full.path / "sweep.json"
+    data = json.loads(about.read_text())
+    if change == "grid":
+        data["grid"]["settings"][0]["lr"] = data["grid"]["settings"][0]["effective_lr"] = 0.5
+    elif change in data:
+        data[change] = "9"
+    about.write_text({"torn": about.read_text()[:99], "list": "[]"}.get(change, json.dumps(data)))
+    with pytest.raises(UserError, match=r"sweep\.json"):
+        Dataset.open(full.path)
+
+
+class Failing:
+    """Makes the n-th call of a function of `os` fail, counted over all named functions."""
+
+    def __init__(self, monkeypatch, names, number, code):
+        self.calls, self.number, self.code = 0, number, code
+        for name in names:
+            monkeypatch.setattr(os, name, self.wrap(getattr(os, name)))
+
+    def wrap(self, function):
+        def call(*arguments, **options):
+            self.calls += 1
+            if self.calls == self.number:
+                raise OSError(self.code, os.strerror(self.code))
+            return function(*arguments, **options)
+
+        return call
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EROFS], ids=["full", "broken", "read-only"])
+def test_every_failing_system_call_leaves_whole_parts_and_a_message(tmp_path, parts, code):
+    number = 0
+    while True:
+        number += 1
+        with pytest.MonkeyPatch.context() as patch:
+            failing = Failing(patch, ["open", "write", "fsync", "link", "rename", "mkdir", "close"], number, code)
+            path = tmp_path / str(number)
+            try:
+                one = Dataset.create(path, GRID, {})
+                for part, columns in enumerate(parts):
+                    one.commit(part, *columns)
+            except UserError as error:
+                assert os.strerror(code) in str(error) and "\n" not in str(error)
+            else:
+                assert one.present() == {0, 1}
+                if failing.calls < number:
+                    break
+        again = Dataset.create(path, GRID, {})
+        for part in again.present():
+            assert again.read_part("runs", part).num_rows == GRID.part_runs(part)
+        for part, columns in enumerate(parts):
+            again.commit(part, *columns)
+        files = {name: data for name, data in contents(path).items() if not name.startswith(".")}
+        reference = {name: data for name, data in contents(tmp_path / "1").items() if not name.startswith(".")}
+        assert files == reference
+    assert number > 30
+
+
+def test_a_short_write_is_continued(tmp_path, monkeypatch, parts):
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:1000]))
+    one = Dataset.create(tmp_path / "sweep", GRID, {})
+    one.commit(0, *parts[0])
+    assert one.read_part("runs", 0).num_rows == 64
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_file_system_without_hard_links_will_do(tmp_path, monkeypatch, parts, code):
+    def no_link(*_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "link", no_link)
+    one = Dataset.create(tmp_path / "sweep", GRID, {})
+    for _ in range(2):
+        for number, part in enumerate(parts):
+            one.commit(number, *part)
+    assert one.runs().num_rows == 70 and not [name for name in contents(one.path) if name.startswith(".")]
+
+
+def test_pages_carry_checksums(full):
+    data = bytearray(full.file("history", 0).read_bytes())
+    place = pq.ParquetFile(full.file("history", 0)).metadata.row_group(0).column(4)
+    data[place.data_page_offset + place.total_compressed_size - 3] ^= 1
+    with pytest.raises(OSError, match=r"(?i)crc|checksum|corrupt"):
+        pq.read_table(io.BytesIO(bytes(data)), page_checksum_verification=True)

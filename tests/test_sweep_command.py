@@ -1,0 +1,208 @@
+"""The sweep command: what it says, refuses, continues and survives."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxrl_mini import sweep, train
+from jaxrl_mini.dataset import Dataset
+
+SMALL = ["--iterations", "3", "--groups", "2", "--group-size", "4", "--eval-episodes", "8"]
+
+
+@pytest.fixture
+def sweep_command(command):
+    return lambda *arguments: command(sweep, *arguments)
+
+
+def parts(path: str | Path) -> dict[str, bytes]:
+    return {str(file.relative_to(path)): file.read_bytes() for file in sorted(Path(path).glob("*/*.parquet"))}
+
+
+def start(*arguments: str, **options) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "jaxrl_mini.sweep", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+
+
+def test_a_sweep_writes_every_run_and_says_so(sweep_command):
+    done = sweep_command("--seeds", 3, "--lr", 0.04, 0.08, *SMALL, "--output", "out")
+    assert done.code == 0 and json.loads(done.out[-1]) == {"runs": 6, "parts": 1, "output": "out"}
+    assert "6 runs: 2 settings x 3 seeds, 1 compilation, about 1 s on" in done.err[0]
+    runs = Dataset.open("out").runs()
+    assert runs["lr"].to_pylist() == [0.04] * 3 + [0.08] * 3 and runs["seed"].to_pylist() == [0, 1, 2] * 2
+
+
+def test_a_row_of_a_sweep_is_the_record_of_train(command):
+    assert command(sweep, "--seeds", "5:9", *SMALL, "--output", "out").code == 0
+    assert command(train, "--seed", 7, *SMALL, "--output", "7.json").code == 0
+    record, row = json.loads(Path("7.json").read_text()), Dataset.open("out").runs().to_pylist()[2]
+    history = [one for one in Dataset.open("out").history().to_pylist() if one["seed"] == 7]
+    assert row["seed"] == 7
+    for when in ("before", "after"):
+        for name in ("successes", "success_rate", "mean_actions", "exact_success_rate", "exact_mean_actions"):
+            assert row[f"{when}_{name}"] == record[when][name]
+    for mine, theirs in zip(history, record["history"], strict=True):
+        assert {name: mine[name] for name in theirs} == theirs
+
+
+def test_the_default_folder_is_named_by_the_grid(sweep_command):
+    first = json.loads(sweep_command("--seeds", 2, *SMALL).out[-1])
+    second = json.loads(sweep_command("--seeds", 2, *SMALL).out[-1])
+    third = json.loads(sweep_command("--seeds", 3, *SMALL).out[-1])
+    assert first == {**second, "parts": 1} and second["parts"] == 0 and third["output"] != first["output"]
+
+
+def test_a_dry_run_says_what_would_be_and_writes_nothing(sweep_command):
+    done = sweep_command("--seeds", 10000, "--method", "grpo", "rs-sft", "--beta", 0, 0.02, "--dry-run")
+    assert done.code == 0 and done.out == [] and list(Path().iterdir()) == []
+    assert "40,000 runs: 4 settings x 10,000 seeds, 2 compilations, about" in done.err[0] and "MB" in done.err[0]
+
+
+def test_a_dry_run_needs_no_jax(tmp_path):
+    code = "import sys; from jaxrl_mini import sweep; sweep.main(sys.argv[1:]); sys.exit('jax' in sys.modules)"
+    command = [sys.executable, "-c", code, "--seeds", "5", "--dry-run"]
+    assert subprocess.run(command, cwd=tmp_path, capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        ([], "--seeds"),
+        (["--seeds", "0"], "--seeds"),
+        (["--seeds", "5", "5"], "twice"),
+        (["--seeds", "3:1"], "--seeds"),
+        (["--seeds", "3", "--seed", "4"], "--seed"),
+        (["--seeds", "3", "--lr", "nan"], "--lr"),
+        (["--seeds", "3", "--clip", "0.2", "1"], "--clip"),
+        (["--seeds", "3", "--group-size", "1"], "--group-size"),
+        (["--seeds", "3", "--beta", "0.1", "0.1"], "twice"),
+        (["--seeds", "3", "--history-every", "-1"], "--history-every"),
+        (["--seeds", "3", "--shard", "0/2"], "--shard"),
+        (["--seeds", "3", "--shard", "3/2"], "--shard"),
+        (["--seeds", "3", "--shard", "x"], "--shard"),
+        (["--seeds", "3", "--address", "here"], "--address"),
+        (["--seeds", "3", "--backend", "hf", "--model", "x"], "--backend"),
+        (["--seeds", "3", "--device", "abacus"], "--device"),
+        (["--seeds", "3", "--output", "/proc/sweep"], "/proc/sweep"),
+        (["--seeds", "3", "--output", "/dev/null"], "/dev/null"),
+        (["summary", "nowhere"], "nowhere"),
+        (["summary"], "DIR"),
+    ],
+)
+def test_bad_input_is_one_line_and_code_2_and_writes_nothing(sweep_command, arguments, word):
+    done = sweep_command(*arguments)
+    said = [line for line in done.err if " runs: " not in line]
+    assert (done.code, done.out, len(said)) == (2, [], 1) and word in said[0]
+    assert list(Path().iterdir()) == []
+
+
+def test_another_grid_in_the_folder_is_refused_and_named(sweep_command):
+    sweep_command("--seeds", 2, *SMALL, "--output", "out")
+    before = parts("out")
+    done = sweep_command("--seeds", 2, *SMALL, "--clip", 0.3, "--output", "out")
+    assert done.code == 2 and "clip 0.2 there, 0.3 here" in done.err[-1] and parts("out") == before
+
+
+def test_a_damaged_part_is_named_and_computed_again(sweep_command):
+    arguments = ["--seeds", 130, *SMALL, "--output", "out"]
+    sweep_command(*arguments)
+    before, torn = parts("out"), Path("out/runs/000001.parquet")
+    torn.write_bytes(torn.read_bytes()[:-9])
+    done = sweep_command(*arguments)
+    assert done.code == 0 and json.loads(done.out[-1]) == {"runs": 130, "parts": 1, "output": "out"}
+    assert "damaged: out/runs/000001.parquet" in done.err[1] and parts("out") == before
+
+
+def test_shards_in_any_order_make_the_sweep(sweep_command):
+    arguments = ["--seeds", 300, *SMALL]
+    sweep_command(*arguments, "--output", "whole")
+    counts = [json.loads(sweep_command(*arguments, "--shard", f"{i}/3", "--output", "out").out[-1]) for i in (3, 1, 2)]
+    assert [count["parts"] for count in counts] == [1, 2, 2]
+    assert parts("out") == parts("whole") and len(parts("out")) == 10
+
+
+def test_one_core_and_two_devices_give_the_same_files(sweep_command, tmp_path):
+    arguments = ["--seeds", "0", "7", "12345", *[str(seed) for seed in range(100, 200)], *SMALL]
+    sweep_command(*arguments, "--output", "here")
+    environment = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
+    other = start(*arguments, "--output", "there", env=os.environ | environment)
+    _, errors = other.communicate()
+    assert other.returncode == 0, errors
+    assert parts("here") == parts("there")
+
+
+LONG = ["--seeds", "600", "--iterations", "60", "--eval-episodes", "8", "--history-every", "20"]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    path = tmp_path_factory.mktemp("uninterrupted") / "out"
+    process = start(*LONG, "--output", str(path))
+    _, errors = process.communicate()
+    assert process.returncode == 0, errors
+    return parts(path)
+
+
+def test_a_sweep_killed_at_twenty_random_moments_loses_nothing(uninterrupted, tmp_path):
+    """The moments are spread over the writing of parts: from the first new file on."""
+    path, moments, kills = tmp_path / "out", random.Random(0), 0
+    while kills < 20:
+        process = start(*LONG, "--output", str(path))
+        there = len(parts(path))
+        while process.poll() is None and len(parts(path)) == there:
+            time.sleep(0.002)
+        time.sleep(moments.uniform(0, 0.05))
+        process.kill()
+        _, errors = process.communicate()
+        kills += 1
+        assert process.returncode in (-signal.SIGKILL, 0), errors
+        found = parts(path)
+        assert all(uninterrupted[name] == data for name, data in found.items())
+        if len(found) == len(uninterrupted):  # done: again from the start, but for the leftovers
+            for name in found:
+                (path / name).unlink()
+    process = start(*LONG, "--output", str(path))
+    _, errors = process.communicate()
+    assert process.returncode == 0 and "damaged" not in errors, errors
+    assert parts(path) == uninterrupted
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_sweep_ends_soon_keeps_its_parts_and_says_how_to_go_on(uninterrupted, tmp_path, number, code):
+    path = tmp_path / "out"
+    process = start(*LONG, "--output", str(path))
+    while not parts(path):
+        time.sleep(0.01)
+    process.send_signal(number)
+    sent = time.monotonic()
+    _, errors = process.communicate()
+    assert time.monotonic() - sent < 2.5 and process.returncode == code
+    assert errors.splitlines()[-1].startswith("interrupted: ") and "the same command goes on" in errors
+    assert 0 < len(parts(path)) < len(uninterrupted)
+    process = start(*LONG, "--output", str(path))
+    process.communicate()
+    assert process.returncode == 0 and parts(path) == uninterrupted
+
+
+def test_two_sweeps_into_one_folder_end_with_one_of_each_part(uninterrupted, tmp_path):
+    processes = [start(*LONG, "--output", str(tmp_path / "out")) for _ in range(2)]
+    for process in processes:
+        _, errors = process.communicate()
+        assert process.returncode == 0, errors
+    assert parts(tmp_path / "out") == uninterrupted
+
+
+def test_seeds_differ_and_the_summary_counts_them(sweep_command):
+    sweep_command("--seeds", 20, *SMALL, "--output", "out")
+    runs = Dataset.open("out").runs()
+    assert len(np.unique(runs["logits_crc32"].to_numpy())) == 20
+    summary = json.loads(sweep_command("summary", "out", "--json").out[0])
+    assert summary["runs"] == 20
