@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl_mini import commandline, fleet, recording, records, replay, train
+from jaxrl_mini import commandline, fleet, recording, records, replay, tiny_model, train
 from jaxrl_mini.config import Config
 
 jax.config.update("jax_debug_key_reuse", True)
@@ -57,6 +57,14 @@ def replay_command(command):
 def golden() -> Path:
     """The folder of recordings that an independent implementation in eager PyTorch made."""
     return Path(__file__).parent / "golden"
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory) -> Path:
+    """A random language model of one block, with a token per action: quick to compile."""
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    tiny_model.make_tiny_model(folder, layers=1, width=16)
+    return folder
 
 
 @pytest.fixture(scope="session")

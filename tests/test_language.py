@@ -26,8 +26,8 @@ def loaded(request, golden):
 
 
 @pytest.fixture(scope="module")
-def word(golden):
-    return load_policy(golden / "tiny-gpt2-word")
+def word(tiny_folder):
+    return load_policy(tiny_folder)
 
 
 def episodes(seed, count=4):
@@ -109,8 +109,8 @@ def _jitted(policy):
     return _compiled.setdefault(policy, jax.jit(policy.log_probs))
 
 
-def test_the_sampler_draws_from_what_the_learner_computes(loaded):
-    policy, checkpoint = loaded
+def test_the_sampler_draws_from_what_the_learner_computes(word):
+    policy, checkpoint = word
     uniforms = jax.random.uniform(jax.random.key(3), (MAX_STEPS, 16))
     actions, behavior = jax.jit(policy.sample)(checkpoint.params, uniforms)
     live = np.asarray(actions) >= 0

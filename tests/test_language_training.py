@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from plain_language import plain_log_probs, prompt_after
 
-from jaxrl_mini import fleet, language_training, objective, rollout, train, training
+from jaxrl_mini import fleet, language_training, objective, rollout, training
 from jaxrl_mini.config import Config, UserError
 from jaxrl_mini.language_training import MICRO_BATCH, Run
 from jaxrl_mini.policies.language import load_policy
@@ -16,13 +16,13 @@ from jaxrl_mini.task import NUM_ACTIONS
 from jaxrl_mini.training import Sizes
 from jaxrl_mini.types import Settings
 
-SIZES = Sizes("grpo", groups=2, group_size=4, epochs=2)
+SIZES = Sizes("grpo", groups=2, group_size=4, epochs=1)
 SETTINGS = Settings(*(jnp.float32(value) for value in (1e-3, 0.2, 0.02)))
 
 
 @pytest.fixture(scope="module")
-def word(golden):
-    return load_policy(golden / "tiny-gpt2-word")
+def word(tiny_folder):
+    return load_policy(tiny_folder)
 
 
 def iterate(word, params, verdicts, *, sizes=SIZES, settings=SETTINGS, micro_batch=MICRO_BATCH, number=0):
@@ -80,8 +80,7 @@ def test_one_step_is_that_of_a_plain_loop_over_actions(word):
         lambda leaf: leaf + 0.02 * noise.normal(size=leaf.shape).astype(np.float32), checkpoint.params
     )
     verdicts = submitted([0, 1])
-    one_step = SIZES._replace(epochs=1)
-    _, log, reference = iterate(word, params, verdicts, sizes=one_step)
+    _, log, reference = iterate(word, params, verdicts)
     rewards = np.asarray(rollout.grade(log.episodes, jnp.asarray(verdicts)))
     assert 0 < rewards[0].sum() < 4
     loss, kl, norm = plain_step(checkpoint, params, log.episodes, rewards, SETTINGS, params)
@@ -135,18 +134,18 @@ def test_a_batch_without_success_leaves_rs_sft_as_it_was_to_the_bit(word):
     )
 
 
-def tiny(golden, **changes):
-    settings = {"backend": "hf", "model": str(golden / "tiny-gpt2-word"), "lr": 3e-3, "groups": 2, "group_size": 4}
+def tiny(folder, **changes):
+    settings = {"backend": "hf", "model": str(folder), "lr": 3e-3, "groups": 2, "group_size": 4}
     return Config(**settings | {"iterations": 3, "eval_episodes": 40} | changes)
 
 
 @pytest.fixture(scope="module")
-def finished(golden):
-    return fleet.run(tiny(golden, exact_every=1))
+def finished(tiny_folder):
+    return fleet.run(tiny(tiny_folder, exact_every=1))
 
 
-def test_exact_evaluation_on_the_way_does_not_change_training(golden, finished):
-    other = fleet.run(tiny(golden, exact_every=2))
+def test_exact_evaluation_on_the_way_does_not_change_training(tiny_folder, finished):
+    other = fleet.run(tiny(tiny_folder, exact_every=2))
     for name in ("loss", "mean_kl", "entropy", "gradient_norm", "train_success_rate"):
         np.testing.assert_array_equal(other.history[name], finished.history[name])
     np.testing.assert_array_equal(other.packed_episodes, finished.packed_episodes)
@@ -162,28 +161,27 @@ def test_exact_figures_agree_with_each_other(finished):
     assert finished.after.exact_mean_kl > 0.0
 
 
-def test_the_reference_policy_stays_what_it_was(golden, finished):
-    _, checkpoint = load_policy(golden / "tiny-gpt2-word")
+def test_the_reference_policy_stays_what_it_was(word, tiny_folder, finished):
+    _, checkpoint = word
     pairs = list(zip(jax.tree.leaves(finished.checkpoint.params), jax.tree.leaves(checkpoint.params), strict=True))
     assert any((a != b).any() for a, b in pairs)
-    run = Run(tiny(golden))
+    run = Run(tiny(tiny_folder))
     run.advance()
     for a, b in zip(jax.tree.leaves(run.checkpoint.params), jax.tree.leaves(checkpoint.params), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
-def test_a_command_trains_records_and_saves_a_model_that_loads(golden, train_command, tmp_path):
-    flags = ["--backend", "hf", "--model", golden / "tiny-gpt2-word", "--groups", 2, "--group-size", 4, "--lr", 3e-3]
+def test_a_command_trains_records_and_saves_a_model_that_loads(word, tiny_folder, train_command, tmp_path):
+    flags = ["--backend", "hf", "--model", tiny_folder, "--groups", 2, "--group-size", 4, "--lr", 3e-3]
     flags += ["--iterations", 3, "--eval-episodes", 40, "--output", "run.json", "--save-policy", "policy"]
     outcome = train_command(*flags)
     assert outcome.code == 0, outcome.err
     record = json.loads((tmp_path / "run.json").read_text())
-    assert record["config"]["model"].endswith("tiny-gpt2-word")
+    assert record["config"]["model"].endswith("tiny")
     assert record["after"]["exact_success_rate"] != record["before"]["exact_success_rate"]
-    _policy, saved = load_policy(tmp_path / "policy")
-    run = Run(tiny(golden, model=str(tmp_path / "policy"), lr=None))
+    run = Run(tiny(tmp_path / "policy"))
     assert run.exact_success_rate() == pytest.approx(record["after"]["exact_success_rate"], abs=1e-5)
-    assert saved.config == load_policy(golden / "tiny-gpt2-word")[1].config
+    assert run.checkpoint.config == word[1].config
     again = train_command(*flags)
     assert again.code == 2 and "not empty" in again.err[-1]
 
@@ -198,4 +196,3 @@ def test_what_cannot_be_loaded_is_refused_in_one_line(train_command, tmp_path):
     outcome = train_command("--backend", "hf", "--model", tmp_path / "nothing")
     assert outcome.code == 2 and len(outcome.err) == 1 and "is not a folder" in outcome.err[0]
     assert not (tmp_path / "runs").exists() or not list((tmp_path / "runs").iterdir())
-    assert train is not None
