@@ -162,7 +162,7 @@ def compute_on_ray(dataset: Dataset, numbers: Sequence[int], address: str | None
     folder, todo = str(dataset.path.resolve()), iter(numbers)
     in_flight = max(
         2,
-        2 * int(ray.cluster_resources().get("CPU", 1)),  # type: ignore[no-untyped-call]
+        2 * int(ray.cluster_resources().get("CPU", 1)),
     )
     waiting = [task.remote(folder, number) for number in itertools.islice(todo, in_flight)]
     try:

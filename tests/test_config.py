@@ -83,8 +83,10 @@ def test_a_bad_value_is_named_with_what_would_be_right(no_type_checks, name, val
         ("iterations", 1),
         ("beta", 0),
         ("lr", 1e-12),
-    ]
-    + [("seed", np.uint32(7)), ("clip", np.float32(0.5)), ("groups", np.int64(3))],
+        ("seed", np.uint32(7)),
+        ("clip", np.float32(0.5)),
+        ("groups", np.int64(3)),
+    ],
 )
 def test_values_at_the_limits_and_numpy_numbers_become_python_numbers(no_type_checks, name, value):
     taken = getattr(Config(**{name: value}), name)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxrl_mini.config import Config
-from jaxrl_mini.fleet import BLOCK, Block, history_of
+from jaxrl_mini.fleet import BLOCK, Block, history_of, sizes_of, taken
 
 SEEDS = 2 * BLOCK
 
@@ -13,13 +13,14 @@ def study(method: str) -> dict[str, np.ndarray]:
     """One figure per seed, of runs with the article's settings."""
     figures = {"success": [], "actions": [], "train_success": [], "mean_kl": []}
     for first in range(0, SEEDS, BLOCK):
-        block = Block([Config(seed=seed, method=method) for seed in range(first, first + BLOCK)])
+        settings = {name: np.full(BLOCK, value) for name, value in (("lr", 0.08), ("clip", 0.2), ("beta", 0.02))}
+        block = Block(sizes_of(Config(method=method)), np.arange(first, first + BLOCK), settings)
         while block.iteration < 100:
-            start = block.iteration
-            history = history_of(block.advance(20), start, block.settings, block.sizes)
-        ends = block.evaluate(1)
-        figures["success"] += [one.exact_success_rate for one in ends]
-        figures["actions"] += [one.exact_mean_actions for one in ends]
+            log = taken(block.advance(20), np.arange(20), BLOCK)
+        history = history_of(log, np.arange(80, 100), block.settings, block.sizes)
+        ends = block.evaluate(1).exact
+        figures["success"] += ends.success_rate.tolist()
+        figures["actions"] += ends.mean_actions.tolist()
         figures["train_success"] += history["train_success_rate"][-10:].mean(axis=0).tolist()
         figures["mean_kl"] += history["mean_kl"][-1].tolist()
     return {name: np.array(values) for name, values in figures.items()}

@@ -136,8 +136,8 @@ def test_a_batch_without_success_leaves_rs_sft_as_it_was_to_the_bit(word):
 
 
 def tiny(golden, **changes):
-    settings = dict(backend="hf", model=str(golden / "tiny-gpt2-word"), lr=3e-3, groups=2, group_size=4)
-    return Config(**settings | dict(iterations=3, eval_episodes=40) | changes)
+    settings = {"backend": "hf", "model": str(golden / "tiny-gpt2-word"), "lr": 3e-3, "groups": 2, "group_size": 4}
+    return Config(**settings | {"iterations": 3, "eval_episodes": 40} | changes)
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +180,7 @@ def test_a_command_trains_records_and_saves_a_model_that_loads(golden, train_com
     record = json.loads((tmp_path / "run.json").read_text())
     assert record["config"]["model"].endswith("tiny-gpt2-word")
     assert record["after"]["exact_success_rate"] != record["before"]["exact_success_rate"]
-    policy, saved = load_policy(tmp_path / "policy")
+    _policy, saved = load_policy(tmp_path / "policy")
     run = Run(tiny(golden, model=str(tmp_path / "policy"), lr=None))
     assert run.exact_success_rate() == pytest.approx(record["after"]["exact_success_rate"], abs=1e-5)
     assert saved.config == load_policy(golden / "tiny-gpt2-word")[1].config

@@ -15,7 +15,6 @@ from jaxrl_mini.policies import table
 from jaxrl_mini.rollout import episodes_from_actions
 from jaxrl_mini.types import Credit, Settings
 
-
 UNIFORM = np.full((24, 6), -math.log(6))
 
 group_advantages = jax.jit(objective.group_advantages)

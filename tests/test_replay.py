@@ -180,7 +180,7 @@ def test_recorded_trajectories_are_not_overwritten_unless_asked(train_command, t
     outcome = train_command("--iterations", 1, "--output", "r.json", "--trajectories", "t.npz")
     assert outcome.code == 2 and "t.npz" in outcome.err[0] and "--overwrite" in outcome.err[0]
     assert (tmp_path / "t.npz").read_bytes() == b"precious"
-    assert os.listdir(tmp_path) == ["t.npz"]
+    assert list(tmp_path.iterdir()) == [tmp_path / "t.npz"]
 
 
 # Files that are no recordings

@@ -206,7 +206,7 @@ def test_an_output_of_the_same_config_is_replaced(train_command, tmp_path):
     written = (tmp_path / "r.json").stat().st_ino
     assert train_command(*SHORT, "--output", "r.json").code == first.code == 0
     assert (tmp_path / "r.json").stat().st_ino != written
-    assert os.listdir(tmp_path) == ["r.json"]
+    assert list(tmp_path.iterdir()) == [tmp_path / "r.json"]
 
 
 @pytest.mark.parametrize("there", ["another run", "no record", ""])
@@ -221,7 +221,7 @@ def test_any_other_file_is_refused_unless_overwrite_is_said(train_command, recor
     assert outcome.code == 2
     assert len(outcome.err) == 1 and "r.json" in outcome.err[0] and "--overwrite" in outcome.err[0]
     assert (tmp_path / "r.json").read_text() == there
-    assert os.listdir(tmp_path) == ["r.json"]
+    assert list(tmp_path.iterdir()) == [tmp_path / "r.json"]
     assert train_command(*SHORT, "--output", "r.json", "--overwrite").code == 0
     assert records.read(tmp_path / "r.json")["config"]["seed"] == 7
 
@@ -246,7 +246,7 @@ def test_a_failing_write_leaves_the_old_file_and_no_other(train_command, tmp_pat
     assert outcome.code == 2
     assert len(outcome.err) == 1 and "No space left on device" in outcome.err[0]
     assert (tmp_path / "r.json").read_bytes() == before
-    assert os.listdir(tmp_path) == ["r.json"]
+    assert list(tmp_path.iterdir()) == [tmp_path / "r.json"]
 
 
 def test_an_interrupted_run_leaves_nothing(train_command, tmp_path, monkeypatch):
@@ -256,7 +256,7 @@ def test_an_interrupted_run_leaves_nothing(train_command, tmp_path, monkeypatch)
     monkeypatch.setattr(fleet, "run", interrupted)
     outcome = train_command("--output", "r.json", "--trajectories", "t.npz")
     assert (outcome.code, outcome.err) == (130, ["interrupted: nothing was written"])
-    assert os.listdir(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 # Every option has its effect

@@ -18,9 +18,25 @@ from jaxrl_mini.types import Credit, Settings
 UNIFORM = np.full((24, 6), -np.log(6))
 
 
+def block_of(*configs: Config) -> Block:
+    """Runs of one method and one size of batch, side by side."""
+    settings = {
+        "lr": np.array([config.effective_lr for config in configs]),
+        "clip": np.array([config.clip for config in configs]),
+        "beta": np.array([config.beta for config in configs]),
+    }
+    return Block(fleet.sizes_of(configs[0]), np.array([config.seed for config in configs]), settings)
+
+
+def advanced(block: Block, count: int) -> training.Log:
+    """What the next iterations of a block's runs leave behind."""
+    return fleet.taken(block.advance(count), np.arange(count), block.runs)
+
+
 def history_of(block: Block, log: training.Log) -> dict[str, np.ndarray]:
     """The metrics of the iterations that a block has just run, [iteration, run]."""
-    return fleet.history_of(log, block.iteration - len(log.gradient_norm), block.settings, block.sizes)
+    iterations = np.arange(block.iteration - len(log.gradient_norm), block.iteration)
+    return fleet.history_of(log, iterations, block.settings, block.sizes)
 
 
 # Against the oracle
@@ -106,11 +122,11 @@ def courses(request) -> list[Course]:
     and Adam, which divides it by its own size, makes a visible step of it. Random policies have no such states.
     """
     configs = [dataclasses.replace(case, method=request.param, iterations=20, seed=3) for case in CASES]
-    block = Block(configs)
+    block = block_of(*configs)
     start = np.random.default_rng(0).normal(size=(24, 6, BLOCK)).astype(np.float32)
     start[:, 5] += 1.5  # a habit of finishing early, so that some batches have no success
     block.state = block.state._replace(params=jnp.asarray(start))
-    log = block.advance(20)
+    log = advanced(block, 20)
     history, actions = history_of(block, log), np.moveaxis(log.episodes.actions, 0, -1)
     logits = np.concatenate([start[None, ..., : len(CASES)], np.asarray(log.params)])
     return [
@@ -217,12 +233,12 @@ def leaves(block: Block) -> list[np.ndarray]:
 
 def test_rejection_sampling_without_a_success_changes_no_bit(monkeypatch):
     """Neither parameters nor moments nor the count of steps, also where earlier batches left momentum."""
-    block = Block([Config(seed=seed, method="rs-sft") for seed in range(8)])
-    block.advance(10)
+    block = block_of(*[Config(seed=seed, method="rs-sft") for seed in range(8)])
+    advanced(block, 10)
     before = leaves(block)
     assert all(abs(leaf).max() > 0 for leaf in before)
     verdicts_are(monkeypatch, False)
-    history = history_of(block, block.advance(10))
+    history = history_of(block, advanced(block, 10))
     for old, new in zip(before, leaves(block), strict=True):
         assert old.tobytes() == new.tobytes()
     for name in ("loss", "gradient_norm", "optimizer_steps", "retained_episodes", "train_success_rate"):
@@ -230,8 +246,8 @@ def test_rejection_sampling_without_a_success_changes_no_bit(monkeypatch):
 
 
 def test_a_run_without_a_success_waits_while_its_neighbours_learn():
-    block = Block([Config(seed=seed, method="rs-sft") for seed in range(BLOCK)])
-    log = block.advance(5)
+    block = block_of(*[Config(seed=seed, method="rs-sft") for seed in range(BLOCK)])
+    log = advanced(block, 5)
     params = np.concatenate([np.zeros((1, 24, 6, BLOCK)), np.asarray(log.params)])
     moved = (params[1:] != params[:-1]).any(axis=(1, 2))
     np.testing.assert_array_equal(moved, history_of(block, log)["retained_episodes"] > 0)
@@ -241,8 +257,8 @@ def test_a_run_without_a_success_waits_while_its_neighbours_learn():
 def test_grpo_learns_nothing_from_a_verifier_that_accepts_nothing(monkeypatch):
     """No group is mixed, the policy is its own reference: the policy stays uniform, whatever Adam makes of rounding."""
     verdicts_are(monkeypatch, False)
-    block = Block([Config()])
-    history = history_of(block, block.advance(20))
+    block = block_of(Config())
+    history = history_of(block, advanced(block, 20))
     assert (history["mixed_groups"] == 0).all()
     np.testing.assert_allclose(oracle.log_softmax(block.logits()[..., 0]), UNIFORM, atol=1e-6)
 
@@ -251,7 +267,7 @@ def test_what_the_policy_does_first_does_not_depend_on_the_verifier(monkeypatch)
     batches = []
     for answer in (False, True):
         verdicts_are(monkeypatch, answer)
-        batches.append(np.asarray(Block([Config()]).advance(1).episodes.packed))
+        batches.append(np.asarray(advanced(block_of(Config()), 1).episodes.packed))
     np.testing.assert_array_equal(*batches)
 
 
@@ -267,32 +283,32 @@ SEEDS = (7, 0, 2**31, 2**32 - 1, 19)
 
 
 def test_a_seed_is_the_same_alone_among_others_and_in_any_order():
-    together = Block([Config(seed=seed) for seed in SEEDS]).advance(20)
-    backwards = Block([Config(seed=seed) for seed in SEEDS[::-1]]).advance(20)
+    together = advanced(block_of(*[Config(seed=seed) for seed in SEEDS]), 20)
+    backwards = advanced(block_of(*[Config(seed=seed) for seed in SEEDS[::-1]]), 20)
     for run, seed in enumerate(SEEDS):
-        alone = trace(Block([Config(seed=seed)]).advance(20), 0)
+        alone = trace(advanced(block_of(Config(seed=seed)), 20), 0)
         assert trace(together, run) == alone
         assert trace(backwards, len(SEEDS) - 1 - run) == alone
     assert len({trace(together, run) for run in range(len(SEEDS))}) == len(SEEDS)
 
 
 def test_the_same_seed_twice_in_a_full_block_is_the_same_run_twice():
-    log = Block([Config(seed=seed % 32) for seed in range(BLOCK)]).advance(5)
+    log = advanced(block_of(*[Config(seed=seed % 32) for seed in range(BLOCK)]), 5)
     assert all(trace(log, run) == trace(log, run + 32) for run in range(32))
 
 
 def test_settings_of_a_run_are_its_own():
     configs = [Config(lr=0.5), Config(), Config(clip=0.01), Config(beta=1.0)]
-    together = Block(configs).advance(20)
+    together = advanced(block_of(*configs), 20)
     for run, config in enumerate(configs):
-        assert trace(together, run) == trace(Block([config]).advance(20), 0)
+        assert trace(together, run) == trace(advanced(block_of(config), 20), 0)
     assert len({trace(together, run) for run in range(4)}) == 4
 
 
 @pytest.mark.parametrize("chunks", [(7, 13), (1,) * 20, (19, 1)])
 def test_chunks_of_any_size_give_the_same_bits(chunks):
-    whole, parts = Block([Config()]), Block([Config()])
-    log, logs = whole.advance(20), [parts.advance(count) for count in chunks]
+    whole, parts = block_of(Config()), block_of(Config())
+    log, logs = advanced(whole, 20), [advanced(parts, count) for count in chunks]
     joined = jax.tree.map(lambda *pieces: np.concatenate(pieces), *logs)
     assert trace(joined, 0) == trace(log, 0)
     assert all(a.tobytes() == b.tobytes() for a, b in zip(leaves(whole), leaves(parts), strict=True))
@@ -300,18 +316,18 @@ def test_chunks_of_any_size_give_the_same_bits(chunks):
 
 def test_evaluation_does_not_change_training():
     """Off, on, or more often and with other numbers of episodes."""
-    plain, evaluated = Block([Config()]), Block([Config()])
+    plain, evaluated = block_of(Config()), block_of(Config())
     for episodes in (1, 30, 700):
         evaluated.evaluate(episodes)
         evaluated.evaluate(episodes)
-        assert trace(plain.advance(5), 0) == trace(evaluated.advance(5), 0)
+        assert trace(advanced(plain, 5), 0) == trace(advanced(evaluated, 5), 0)
 
 
 def test_settings_seeds_and_counts_need_no_new_compilation():
-    Block([Config()]).advance(20)
+    advanced(block_of(Config()), 20)
     compiled = training.advance._cache_size()
     for count, config in [(1, Config(seed=3)), (13, Config(lr=0.5)), (20, Config(clip=0.5, beta=0.0))]:
-        Block([config] * count).advance(count)
+        advanced(block_of(*[config] * count), count)
     assert training.advance._cache_size() == compiled
 
 
