@@ -156,7 +156,7 @@ def uninterrupted(tmp_path_factory):
 KILLED = """
 import os, pickle, random, signal, sys, time
 from pathlib import Path
-from jaxrl_mini import fleet, sweep
+from jaxrl_mini import engine, fleet, sweep
 
 trained = pickle.loads(Path(sys.argv[1]).read_bytes())
 path, moments = Path(sys.argv[-1]), random.Random(0)
