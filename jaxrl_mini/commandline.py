@@ -28,6 +28,8 @@ def add_config_flags(parser: argparse.ArgumentParser, several: bool = False) -> 
     """One flag per field of `Config`, with its text and default; if asked, each but the seed takes several values."""
     group = parser.add_argument_group("settings of the run")
     for field in dataclasses.fields(Config):
+        if several and field.name == "seed":
+            continue
         union = typing.get_args(field.type) or (field.type,)
         kind = next(kind for kind in union if kind is not type(None))
         shown = "" if field.default is None else f" [{field.default}]"

@@ -4,6 +4,7 @@ Runs whose numbers left the finite ones are counted as failed and enter every fi
 """
 
 import itertools
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -89,7 +90,7 @@ def interval(values: np.ndarray, statistic: Any, bounds: tuple[float, float] | N
     """The 95 % bootstrap interval of a statistic over runs; None for fewer than two runs.
 
     Bias-corrected and accelerated (Efron 1987, doi:10.1080/01621459.1987.10478410) up to 1,000 runs, percentiles of
-    resamples above, always from the same random numbers. Where the values are bounded, the interval also covers what
+    resamples above or where that is not defined, always from the same random numbers. Where the values are bounded, the interval also covers what
     n runs cannot exclude: that a share of up to 3 / n of all runs (the rule of three, Hanley and Lippman-Hand 1983)
     end at the bound farther away. So runs that are all alike still give an interval with a width.
     """
@@ -97,13 +98,18 @@ def interval(values: np.ndarray, statistic: Any, bounds: tuple[float, float] | N
     if count < 2:
         return None
     low = high = float(statistic(values))
-    if np.ptp(values) > 0:
-        found = stats.bootstrap(
-            (values,), statistic, confidence_level=CONFIDENCE, n_resamples=RESAMPLES, batch=max(1, 10**7 // count),
-            method="BCa" if count <= 1000 else "percentile", rng=np.random.default_rng(0),
-        ).confidence_interval  # fmt: skip
+    for method in ("BCa", "percentile") if np.ptp(values) > 0 else ():
+        if method == "BCa" and count > 1000:
+            continue
+        with np.errstate(invalid="ignore", divide="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore", stats.DegenerateDataWarning)
+            found = stats.bootstrap(
+                (values,), statistic, confidence_level=CONFIDENCE, n_resamples=RESAMPLES,
+                batch=max(1, 10**7 // count), method=method, rng=np.random.default_rng(0),
+            ).confidence_interval  # fmt: skip
         if np.isfinite(found.low) and np.isfinite(found.high):
             low, high = float(found.low), float(found.high)
+            break
     if bounds is not None and (np.ptp(values) == 0 or low == high):
         unseen = min(1.0, 3.0 / count)
         low, high = low - unseen * (low - bounds[0]), high + unseen * (bounds[1] - high)

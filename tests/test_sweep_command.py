@@ -2,7 +2,7 @@
 
 import json
 import os
-import random
+import pickle
 import signal
 import subprocess
 import sys
@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxrl_mini import sweep, train
+from jaxrl_mini import fleet, sweep, train
 from jaxrl_mini.dataset import Dataset
+from jaxrl_mini.grid import Grid
 
 SMALL = ["--iterations", "3", "--groups", "2", "--group-size", "4", "--eval-episodes", "8"]
 
@@ -28,6 +29,7 @@ def parts(path: str | Path) -> dict[str, bytes]:
 
 
 def start(*arguments: str, **options) -> "subprocess.Popen[str]":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job passes on that it is ignored
     command = [sys.executable, "-m", "jaxrl_mini.sweep", *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
 
@@ -139,7 +141,7 @@ def test_one_core_and_two_devices_give_the_same_files(sweep_command, tmp_path):
     assert parts("here") == parts("there")
 
 
-LONG = ["--seeds", "600", "--iterations", "60", "--eval-episodes", "8", "--history-every", "20"]
+LONG = ["--seeds", "8000", "--iterations", "20", "--eval-episodes", "8", "--history-every", "20"]
 
 
 @pytest.fixture(scope="module")
@@ -151,28 +153,52 @@ def uninterrupted(tmp_path_factory):
     return parts(path)
 
 
-def test_a_sweep_killed_at_twenty_random_moments_loses_nothing(uninterrupted, tmp_path):
-    """The moments are spread over the writing of parts: from the first new file on."""
-    path, moments, kills = tmp_path / "out", random.Random(0), 0
-    while kills < 20:
-        process = start(*LONG, "--output", str(path))
-        there = len(parts(path))
-        while process.poll() is None and len(parts(path)) == there:
-            time.sleep(0.002)
-        time.sleep(moments.uniform(0, 0.05))
-        process.kill()
+KILLED = """
+import os, pickle, random, signal, sys, time
+from pathlib import Path
+from jaxrl_mini import engine, fleet, sweep
+
+trained = pickle.loads(Path(sys.argv[1]).read_bytes())
+path, moments = Path(sys.argv[-1]), random.Random(0)
+found = lambda: len(list(path.glob("*/*.parquet")))
+
+def stored_part(grid, number, **_):
+    time.sleep(moments.uniform(0, 0.02))
+    return trained[number]
+
+fleet.train_part = stored_part
+for kill in range(20):
+    before, child = found(), os.fork()  # jax is imported, but not started
+    if not child:
+        sweep.main(sys.argv[2:])
+        os._exit(0)
+    while found() == before and os.waitpid(child, os.WNOHANG) == (0, 0):
+        time.sleep(0.001)
+    time.sleep(moments.uniform(0, 0.03))
+    os.kill(child, signal.SIGKILL)
+    print("killed", os.waitpid(child, 0)[1] == signal.SIGKILL, found() - before, flush=True)
+"""
+
+
+def test_a_sweep_killed_at_twenty_random_moments_loses_nothing(tmp_path):
+    """Kills fall between and into the writing of parts, each after a new file; what is trained is stored beforehand."""
+    arguments = ["--seeds", "9600", "--iterations", "2", "--groups", "1", "--group-size", "2", "--eval-episodes", "2"]
+    path, stored = tmp_path / "out", tmp_path / "trained"
+    grid = Grid.product(range(9600), iterations=2, groups=1, group_size=2, eval_episodes=2)
+    stored.write_bytes(pickle.dumps([fleet.train_part(grid, number) for number in range(grid.parts)]))
+    command = [sys.executable, "-W", "ignore", "-c", KILLED, str(stored), *arguments, "--output", str(path)]
+    killing = subprocess.run(command, capture_output=True, text=True, check=False)
+    outcomes = [line.split()[1:] for line in killing.stdout.splitlines() if line.startswith("killed")]
+    assert killing.returncode == 0 and "damaged" not in killing.stderr, killing.stderr
+    assert len(outcomes) == 20 and all(dead == "True" and int(new) > 0 for dead, new in outcomes), outcomes
+    found = parts(path)
+    for output in (path, tmp_path / "uninterrupted"):
+        process = start(*arguments, "--output", str(output))
         _, errors = process.communicate()
-        kills += 1
-        assert process.returncode in (-signal.SIGKILL, 0), errors
-        found = parts(path)
-        assert all(uninterrupted[name] == data for name, data in found.items())
-        if len(found) == len(uninterrupted):  # done: again from the start, but for the leftovers
-            for name in found:
-                (path / name).unlink()
-    process = start(*LONG, "--output", str(path))
-    _, errors = process.communicate()
-    assert process.returncode == 0 and "damaged" not in errors, errors
-    assert parts(path) == uninterrupted
+        assert process.returncode == 0 and "damaged" not in errors, errors
+    whole = parts(tmp_path / "uninterrupted")
+    assert len(found) < len(whole) and all(whole[name] == data for name, data in found.items())
+    assert parts(path) == whole
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
