@@ -64,7 +64,10 @@ def _git_state() -> dict[str, Any]:
 
     tracked = git("ls-files", "--error-unmatch", __file__) is not None
     commit = git("rev-parse", "HEAD") if tracked else None
-    return {"git_commit": commit, "git_dirty": None if commit is None else bool(git("status", "--porcelain"))}
+    return {
+        "git_commit": commit,
+        "git_dirty": None if commit is None else bool(git("status", "--porcelain", "--untracked-files=no")),
+    }
 
 
 def build(result: Result) -> dict[str, Any]:
