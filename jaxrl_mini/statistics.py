@@ -90,9 +90,10 @@ def interval(values: np.ndarray, statistic: Any, bounds: tuple[float, float] | N
     """The 95 % bootstrap interval of a statistic over runs; None for fewer than two runs.
 
     Bias-corrected and accelerated (Efron 1987, doi:10.1080/01621459.1987.10478410) up to 1,000 runs, percentiles of
-    resamples above or where that is not defined, always from the same random numbers. Where the values are bounded, the interval also covers what
-    n runs cannot exclude: that a share of up to 3 / n of all runs (the rule of three, Hanley and Lippman-Hand 1983)
-    end at the bound farther away. So runs that are all alike still give an interval with a width.
+    resamples above or where that is not defined, always from the same random numbers. Where the values are bounded,
+    the interval also covers what n runs cannot exclude: that a share of up to 3 / n of all runs (the rule of three,
+    Hanley and Lippman-Hand 1983) end at the bound farther away. So runs that are all alike still give an interval
+    with a width.
     """
     count = len(values)
     if count < 2:
