@@ -2,6 +2,7 @@
 
 import os
 import signal
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -79,7 +80,7 @@ def test_a_ray_cluster_gives_the_same_files_though_a_worker_is_killed(tmp_path, 
     ray = pytest.importorskip("ray", reason="ray is not installed")
     ray.init(
         num_cpus=3, _node_ip_address="127.0.0.1", include_dashboard=False, log_to_driver=False,
-        object_store_memory=10**8, _temp_dir=f"/tmp/r{os.getpid()}",
+        object_store_memory=10**8, _temp_dir=f"{tempfile.gettempdir()}/r{os.getpid()}",
     )  # fmt: skip
     killed: set[int] = set()
 
