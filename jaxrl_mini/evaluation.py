@@ -2,7 +2,7 @@
 
 import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -113,13 +113,14 @@ def exact_of_logits(logits: Float[AnyArray, "24 6 *run"], accepted: Float[np.nda
 
 
 def play(
-    logits: Float[AnyArray, "24 6 run"], seeds: Seeds, verdicts: Bool[np.ndarray, "episode variant"]
+    logits: Float[AnyArray, "24 6 run"], seeds: Sequence[Seeds], verdicts: Bool[np.ndarray, "episode variant"]
 ) -> Int[np.ndarray, "3 run"]:
     """Plays the evaluation episodes of every run.
 
     Args:
       logits: a policy per run.
-      seeds: each run's seed; the evaluation stream depends on it alone, so it is the same before and after.
+      seeds: the runs' seeds, block after block; each block is one call. The evaluation stream depends on the seed
+        alone, so it is the same before and after.
       verdicts: the verifier's verdicts; as many episodes are played.
 
     Returns:
@@ -127,8 +128,13 @@ def play(
     """
     rows = CHUNK if len(verdicts) > CHUNK else max(MIN_CHUNK, 1 << (len(verdicts) - 1).bit_length())
     log_probs = log_softmax(np.asarray(logits, np.float64), axis=1).astype(np.float32)
-    played = sum_over_episodes(lambda chunk: _play_chunk(log_probs, seeds, chunk, rows), verdicts)
-    return played[:, : logits.shape[-1]]
+    policies = np.split(log_probs, np.cumsum([len(block) for block in seeds])[:-1], axis=-1)
+
+    def play_blocks(chunk: int) -> Episodes:
+        played = [_play_chunk(policy, block, chunk, rows).packed for policy, block in zip(policies, seeds, strict=True)]
+        return Episodes(np.concatenate(played, axis=-1))
+
+    return sum_over_episodes(play_blocks, verdicts)
 
 
 def sum_over_episodes(
@@ -154,7 +160,7 @@ def evaluate(
     logits: Float[AnyArray, "24 6 run"], seeds: Seeds, verdicts: Bool[np.ndarray, "episode variant"]
 ) -> Evaluations:
     """Evaluates the policy of every run, by its episodes (see `play`) and exactly."""
-    successes, actions, squared_actions = play(logits, seeds, verdicts)
+    successes, actions, squared_actions = play(logits, [seeds], verdicts)
     expected = exact_of_logits(logits, verdicts.mean(axis=0))
     return Evaluations(len(verdicts), successes, actions, squared_actions, expected)
 

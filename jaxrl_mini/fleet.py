@@ -8,7 +8,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -172,20 +172,28 @@ def train_part(
     own = {name: np.array([getattr(one, name) for one in part.settings]) for name in Settings._fields}
     own = {name: values[part.local_settings] for name, values in own.items()}
     places = [slice(first, first + BLOCK) for first in range(0, len(part.seeds), BLOCK)]
-    trained = []
+    blocks, last_logs, histories = [], [], []
     for place in places:
         settings = {name: column[place] for name, column in own.items()}
-        block = Block(sizes_of(config), part.seeds[place], settings, device)
-        trained.append(_train_block(block, config.iterations, config.eval_episodes, every, stopped))
-    runs, accepted = len(part.seeds), verifier.evaluation_verdicts(config.eval_episodes).mean(axis=0)
-    logits, before, after = (
-        np.concatenate([getattr(one, name) for one in trained], axis=-1) for name in ("logits", "before", "after")
+        blocks.append(Block(sizes_of(config), part.seeds[place], settings, device))
+        last_log, history = _train_block(blocks[-1], config.iterations, every, stopped)
+        last_logs.append(last_log)
+        histories.append(history)
+    # NumPy's calls cost more than its loops here: what is left is computed for the part as a whole.
+    runs, verdicts = len(part.seeds), verifier.evaluation_verdicts(config.eval_episodes)
+    logits = np.concatenate([np.asarray(block.state.params) for block in blocks], axis=-1)
+    seeds = [block.seeds for block in blocks]
+    before, after = (evaluation.play(policies, seeds, verdicts) for policies in (np.zeros_like(logits), logits))
+    exact = evaluation.exact_of_logits(logits, verdicts.mean(axis=0))
+    log = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=-1), *last_logs)
+    numbers = np.array([config.iterations - 1])
+    last = history_of(
+        log, numbers, Settings(**{name: np.float32(column) for name, column in own.items()}), sizes_of(config)
     )
+    last = {name: column[0] for name, column in last.items()}
     uniform = _exact_of_uniform(config.eval_episodes)
-    exact = evaluation.exact_of_logits(logits, accepted)
     logits, before, after = (array[..., :runs] for array in (logits, before, after))
-    last = _joined([one.last for one in trained])
-    history = _joined([one.history for one in trained], axis=1)
+    history = _joined(histories, axis=1)
     kept = len(history_iterations(config.iterations, every))
     columns = {
         **labels,
@@ -209,21 +217,8 @@ def _exact_of_uniform(eval_episodes: int) -> tuple[float, ...]:
     return tuple(float(column[0]) for column in exact)
 
 
-class _Trained(NamedTuple):
-    """A block of 64 runs after training; the history has those asked for alone."""
-
-    logits: np.ndarray
-    before: np.ndarray
-    after: np.ndarray
-    last: Columns
-    history: History
-
-
-def _train_block(
-    block: Block, iterations: int, eval_episodes: int, history_every: int, stopped: Callable[[], bool]
-) -> _Trained:
-    verdicts = verifier.evaluation_verdicts(eval_episodes)
-    before = evaluation.play(np.asarray(block.state.params), block.seeds, verdicts)
+def _train_block(block: Block, iterations: int, history_every: int, stopped: Callable[[], bool]) -> tuple[Log, History]:
+    """The log of the last iteration, and the history that is kept."""
     kept = history_iterations(iterations, history_every)
     histories = []
     while block.iteration < iterations:
@@ -234,14 +229,8 @@ def _train_block(
         log = block.advance(count)
         here = kept[(kept >= first) & (kept < first + count)]
         if len(here):
-            shown = taken(log, here - first, block.runs)
-            histories.append(history_of(shown, here, block.settings, block.sizes))
-    after = evaluation.play(np.asarray(block.state.params), block.seeds, verdicts)
-    if not len(kept):
-        end = taken(log, np.array([count - 1]), block.runs)
-        histories = [history_of(end, np.array([iterations - 1]), block.settings, block.sizes)]
-    last = {name: column[-1] for name, column in histories[-1].items()}
-    return _Trained(np.asarray(block.state.params), before, after, last, _joined(histories) if len(kept) else {})
+            histories.append(history_of(taken(log, here - first, block.runs), here, block.settings, block.sizes))
+    return taken(log, np.array([count - 1]), block.runs), _joined(histories) if histories else {}
 
 
 def _evaluation_columns(when: str, sums: np.ndarray, episodes: int, exact: Iterable[Any]) -> Columns:
