@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
-from scipy.special import log_softmax, ndtri, stdtrit
+from scipy.special import log_softmax, ndtri, softmax, stdtrit
 
 from jaxrl_mini import rollout
 from jaxrl_mini.task import MAX_STEPS, NUM_ACTIONS, NUM_VARIANTS, TABLES
@@ -127,8 +127,8 @@ def play(
       Sums over the episodes: successes, actions, and squared actions.
     """
     rows = CHUNK if len(verdicts) > CHUNK else max(MIN_CHUNK, 1 << (len(verdicts) - 1).bit_length())
-    log_probs = log_softmax(np.asarray(logits, np.float64), axis=1).astype(np.float32)
-    policies = np.split(log_probs, np.cumsum([len(block) for block in seeds])[:-1], axis=-1)
+    probs = softmax(np.asarray(logits, np.float64), axis=1).astype(np.float32)
+    policies = np.split(probs, np.cumsum([len(block) for block in seeds])[:-1], axis=-1)
 
     def play_blocks(chunk: int) -> Episodes:
         played = [_play_chunk(policy, block, chunk, rows).packed for policy, block in zip(policies, seeds, strict=True)]
@@ -166,9 +166,9 @@ def evaluate(
 
 
 @functools.partial(jax.jit, static_argnames="rows")
-def _play_chunk(log_probs: Float[Array, "24 6 run"], seeds: Seeds, chunk: Int[Array, ""], rows: int) -> Episodes:
+def _play_chunk(probs: Float[Array, "24 6 run"], seeds: Seeds, chunk: Int[Array, ""], rows: int) -> Episodes:
     """Evaluation episodes number 512 * chunk and on, each a group of its own; how many changes none of them."""
-    return rollout.rollout(log_probs, seeds, chunk, stream=rollout.EVALUATION, groups=rows, group_size=1)
+    return rollout.rollout(probs, seeds, chunk, stream=rollout.EVALUATION, groups=rows, group_size=1)
 
 
 def success_interval(successes: int, episodes: int) -> tuple[float, float]:

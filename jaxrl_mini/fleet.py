@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import Float, Int
 
 from jaxrl_mini import compilation, evaluation, training, verifier
 from jaxrl_mini.config import Config
@@ -19,8 +20,9 @@ from jaxrl_mini.evaluation import Evaluations
 from jaxrl_mini.grid import BLOCK, SHARED_FIELDS, Grid, history_iterations
 from jaxrl_mini.policies import table
 from jaxrl_mini.result import History, Result, columns
-from jaxrl_mini.training import CHUNK, REFERENCE_LOG_PROB, Log, Sizes, State
-from jaxrl_mini.types import Settings
+from jaxrl_mini.task import NUM_ACTIONS
+from jaxrl_mini.training import CHUNK, Log, Sizes, State
+from jaxrl_mini.types import Distribution, Settings
 
 Columns = dict[str, np.ndarray]
 """A table: an array per column, all of one length."""
@@ -42,9 +44,9 @@ class Block:
         self.sizes = sizes
         self.runs = len(seeds)
         lr, clip, beta = (_padded(settings[name], np.float32) for name in Settings._fields)
-        self.seeds, lr, clip, beta = jax.device_put((_padded(seeds, np.uint32), lr, clip, beta), device)
-        self.settings = Settings(lr, clip, beta)
-        self.state = _initial_state(device)
+        data = (_padded(seeds, np.uint32), Settings(lr, clip, beta), *_start(sizes))
+        self.seeds, self.settings, self.state, self.log = jax.device_put(data, device)
+        self._reference = _reference(device)
         self.iteration = 0
 
     @classmethod
@@ -55,18 +57,39 @@ class Block:
             sizes_of(config), np.array([config.seed]), {name: np.array([value]) for name, value in settings.items()}
         )
 
-    def advance(self, count: int) -> Log:
-        """Runs `count` iterations, at most 20; the log has 20, and 64 runs (see `taken`)."""
-        verdicts = verifier.training_verdicts(self.iteration, CHUNK, self.sizes.groups)
-        self.state, log = training.advance(
-            self.state, self.seeds, self.settings, verdicts, self.iteration, count, self.sizes
+    def advance(self, count: int) -> None:
+        """Runs `count` iterations, to the end of their chunk of 20 at most."""
+        first = self.iteration - self.iteration % CHUNK
+        verdicts = verifier.training_verdicts(first, CHUNK, self.sizes.groups)
+        self.state, self.log = training.advance(
+            self.state,
+            self.log,
+            self.seeds,
+            self._reference,
+            self.settings,
+            verdicts,
+            self.iteration,
+            count,
+            self.sizes,
         )
         self.iteration += count
-        return log
+
+    def record(self, iterations: Int[np.ndarray, " iteration"]) -> tuple[Log, Float[np.ndarray, "iteration 24 6 run"]]:
+        """Runs to the last of some iterations of one chunk; returns the log of each, and the policies after each."""
+        logs, logits = [], []
+        for number in iterations.tolist():
+            self.advance(number + 1 - self.iteration)
+            logs.append(self.logged())
+            logits.append(self.logits())
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *logs), np.stack(logits)
+
+    def logged(self) -> Log:
+        """What the last iteration left behind, as NumPy arrays [..., run]."""
+        return jax.tree.map(lambda leaf: np.array(leaf)[..., : self.runs], self.log)
 
     def logits(self) -> np.ndarray:
         """float32 [state, action, run]: the policies now."""
-        return np.asarray(self.state.params)[..., : self.runs]
+        return np.array(self.state.params)[..., : self.runs]
 
     def evaluate(self, episodes: int) -> Evaluations:
         """Evaluates the policies, those of the padding too, over so many sampled episodes, and exactly."""
@@ -87,14 +110,17 @@ def sizes_of(config: Config) -> Sizes:
 
 
 @lru_cache(maxsize=64)
-def _initial_state(device: jax.Device | None) -> State:
-    """Every block of a device starts from the same arrays."""
-    return jax.device_put(training.initial_state(table.initial_logits((BLOCK,)), (BLOCK,)), device)
+def _start(sizes: Sizes) -> tuple[State, Log]:
+    """What every block starts from, as NumPy arrays: the uniform policy."""
+    logits = table.initial_logits((BLOCK,))
+    uniform = Distribution(np.full_like(logits, table.UNIFORM_LOG_PROB), np.full_like(logits, 1 / NUM_ACTIONS))
+    return training.initial_state(logits, uniform, (BLOCK,)), training.empty_log(sizes, (BLOCK,))
 
 
-def taken(log: Log, rows: np.ndarray, runs: int) -> Log:
-    """What some iterations of a chunk, counted in it, and the first runs left in a log, as NumPy arrays."""
-    return Log(*jax.tree.map(lambda leaf: np.asarray(leaf)[rows, ..., :runs], log))
+@lru_cache(maxsize=64)
+def _reference(device: jax.Device | None) -> jax.Array:
+    """The uniform policy is the reference, too."""
+    return jax.device_put(np.full_like(table.initial_logits((BLOCK,)), table.UNIFORM_LOG_PROB), device)
 
 
 def run(config: Config, *, on_chunk: Callable[[History], None] | None = None) -> Result:
@@ -113,12 +139,11 @@ def run(config: Config, *, on_chunk: Callable[[History], None] | None = None) ->
     logits, packed, histories = [block.logits()[None]], [], []
     started, compiled = time.perf_counter(), compilation.seconds()
     while block.iteration < config.iterations:
-        first = block.iteration
-        count = min(CHUNK, config.iterations - first)
-        log = taken(block.advance(count), np.arange(count), 1)
-        logits.append(log.params)
+        numbers = np.arange(block.iteration, min(block.iteration + CHUNK, config.iterations))
+        log, policies = block.record(numbers)
+        history = history_of(log, policies, numbers, block.settings, block.sizes)
+        logits.append(policies)
         packed.append(log.episodes.packed)
-        history = history_of(log, np.arange(first, block.iteration), block.settings, block.sizes)
         histories.append({name: column[..., 0] for name, column in history.items()})
         if on_chunk:
             on_chunk(histories[-1])
@@ -136,11 +161,17 @@ def run(config: Config, *, on_chunk: Callable[[History], None] | None = None) ->
     )
 
 
-def history_of(log: Log, iterations: np.ndarray, settings: Settings, sizes: Sizes) -> History:
+def history_of(
+    log: Log,
+    logits: Float[np.ndarray, "iteration 24 6 run"],
+    iterations: Int[np.ndarray, " iteration"],
+    settings: Settings,
+    sizes: Sizes,
+) -> History:
     """`result.columns` of logged iterations, and the `exact_success_rate` of the policies after them."""
     accepted = verifier.training_verdicts(0, CHUNK, sizes.groups).mean(axis=(0, 1))
-    exact = evaluation.exact_of_logits(np.moveaxis(np.asarray(log.params), 0, -2), accepted).success_rate
-    reference = np.full_like(log.behavior, REFERENCE_LOG_PROB)
+    exact = evaluation.exact_of_logits(np.moveaxis(logits, 0, -2), accepted).success_rate
+    reference = np.full_like(log.behavior, table.UNIFORM_LOG_PROB)
     return {**columns(log, reference, iterations, settings, sizes), "exact_success_rate": np.asarray(exact)}
 
 
@@ -172,12 +203,12 @@ def train_part(
     own = {name: np.array([getattr(one, name) for one in part.settings]) for name in Settings._fields}
     own = {name: values[part.local_settings] for name, values in own.items()}
     places = [slice(first, first + BLOCK) for first in range(0, len(part.seeds), BLOCK)]
-    blocks, last_logs, histories = [], [], []
+    blocks, logs, histories = [], [], []
     for place in places:
-        settings = {name: column[place] for name, column in own.items()}
-        blocks.append(Block(sizes_of(config), part.seeds[place], settings, device))
-        last_log, history = _train_block(blocks[-1], config.iterations, every, stopped)
-        last_logs.append(last_log)
+        here = {name: column[place] for name, column in own.items()}
+        blocks.append(Block(sizes_of(config), part.seeds[place], here, device))
+        log, history = _train_block(blocks[-1], config.iterations, every, stopped)
+        logs.append(log)
         histories.append(history)
     # NumPy's calls cost more than its loops here: what is left is computed for the part as a whole.
     runs, verdicts = len(part.seeds), verifier.evaluation_verdicts(config.eval_episodes)
@@ -185,11 +216,10 @@ def train_part(
     seeds = [block.seeds for block in blocks]
     before, after = (evaluation.play(policies, seeds, verdicts) for policies in (np.zeros_like(logits), logits))
     exact = evaluation.exact_of_logits(logits, verdicts.mean(axis=0))
-    log = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=-1), *last_logs)
+    log = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=-1), *logs)
     numbers = np.array([config.iterations - 1])
-    last = history_of(
-        log, numbers, Settings(**{name: np.float32(column) for name, column in own.items()}), sizes_of(config)
-    )
+    settings = Settings(**{name: np.float32(column) for name, column in own.items()})
+    last = history_of(log, logits[None, ..., :runs], numbers, settings, sizes_of(config))
     last = {name: column[0] for name, column in last.items()}
     uniform = _exact_of_uniform(config.eval_episodes)
     logits, before, after = (array[..., :runs] for array in (logits, before, after))
@@ -218,19 +248,20 @@ def _exact_of_uniform(eval_episodes: int) -> tuple[float, ...]:
 
 
 def _train_block(block: Block, iterations: int, history_every: int, stopped: Callable[[], bool]) -> tuple[Log, History]:
-    """The log of the last iteration, and the history that is kept."""
+    """The log of the last iteration, [1, ..., run], and the history that is kept."""
     kept = history_iterations(iterations, history_every)
     histories = []
-    while block.iteration < iterations:
+    for first in range(0, iterations, CHUNK):
         if stopped():
             raise Stopped
-        first = block.iteration
-        count = min(CHUNK, iterations - first)
-        log = block.advance(count)
-        here = kept[(kept >= first) & (kept < first + count)]
+        end = min(first + CHUNK, iterations)
+        here = kept[(kept >= first) & (kept < end)]
         if len(here):
-            histories.append(history_of(taken(log, here - first, block.runs), here, block.settings, block.sizes))
-    return taken(log, np.array([count - 1]), block.runs), _joined(histories) if histories else {}
+            log, logits = block.record(here)
+            histories.append(history_of(log, logits, here, block.settings, block.sizes))
+        if block.iteration < end:
+            block.advance(end - block.iteration)
+    return jax.tree.map(lambda leaf: leaf[None], block.logged()), _joined(histories) if histories else {}
 
 
 def _evaluation_columns(when: str, sums: np.ndarray, episodes: int, exact: Iterable[Any]) -> Columns:

@@ -50,16 +50,16 @@ def accumulated(policy: LanguagePolicy, rows: objective.Merged, size: int) -> Ba
     """The language model's `Backward`: gradients add up over micro-batches of `size` rows, padding takes none."""
     actions = _actions(rows)
 
-    def backward(params: PyTree, batch: Batch, loss_gradient: LossGradient) -> tuple[Array, PyTree]:
+    def backward(state: State, batch: Batch, loss_gradient: LossGradient) -> tuple[Array, PyTree]:
         def add(i: Array, carry: tuple[Array, PyTree]) -> tuple[Array, PyTree]:
             log_probs, gradient = carry
             these = _cut(actions, i, size, axis=1)
-            part, pullback = jax.vjp(lambda p: _by_context(policy.log_probs(p, these)), params)
+            part, pullback = jax.vjp(lambda p: _by_context(policy.log_probs(p, these)), state.params)
             in_part = jax.tree.map(lambda x: _cut(x, i, size * MAX_STEPS, axis=0), batch)
             (more,) = pullback(loss_gradient(part, in_part))
             return _put(log_probs, part, i), jax.tree.map(jnp.add, gradient, more)
 
-        start = jnp.zeros_like(batch.behavior), jax.tree.map(jnp.zeros_like, params)
+        start = jnp.zeros_like(batch.behavior), jax.tree.map(jnp.zeros_like, state.params)
         return lax.fori_loop(0, _parts(rows, size), add, start)
 
     return backward
@@ -128,7 +128,7 @@ def iterate(
     rows, credit = objective.history_credit(episodes, rewards, advantages, padded)
     batch = Batch(_by_context(behavior[:, rows.first]), in_parts(policy, initial, rows, micro_batch), credit)
     state, log_probs, norm = training.update(state, accumulated(policy, rows, micro_batch), batch, settings, sizes)
-    return state, Log(episodes, credit, batch.behavior, log_probs, norm, None), batch.reference
+    return state, Log(episodes, credit, batch.behavior, log_probs, norm), batch.reference
 
 
 @partial(jax.jit, static_argnames="policy")

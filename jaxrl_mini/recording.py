@@ -128,7 +128,7 @@ def write(result: Result, output: Output) -> None:
     flat = Episodes(episodes.packed.reshape(-1, config.group_size))
     rewards = np.asarray(rollout.grade(flat, verdicts.reshape(-1, NUM_VARIANTS))).reshape(sizes)
     advantages = np.moveaxis(np.asarray(objective.group_advantages(jnp.moveaxis(rewards, 0, -1))), -1, 0)
-    log_probs = np.moveaxis(np.asarray(table.log_probs(jnp.moveaxis(result.logits[:-1], 0, -1))), -1, 0)
+    log_probs = np.moveaxis(np.asarray(table.distribution(jnp.moveaxis(result.logits[:-1], 0, -1)).log_probs), -1, 0)
     settings = {name: config.to_dict()[name] for name in (*CONFIG_KEYS, "seed", "eval_episodes")}
     settings["lr"] = config.effective_lr
     arrays = {
@@ -160,12 +160,12 @@ def replay_errors(recording: Recording) -> dict[str, float | None]:
     sizes = Sizes(config.method, config.groups, config.group_size, config.epochs)
     settings = Settings(*(jnp.float32(value) for value in (config.effective_lr, config.clip, config.beta)))
     logits = jnp.asarray(arrays["logits"], jnp.float32)
-    reference = table.log_probs(logits[0])
+    reference = table.distribution(logits[0]).log_probs
     moments = training.initial_state(logits[0]).moments
     actions = np.moveaxis(arrays["actions"], -1, 1).astype(np.int32)
     figures = []
     for i, rewards in enumerate(arrays["rewards"].astype(np.float32)):
-        moments, one = _iteration(State(logits[i], moments), actions[i], rewards, reference, settings, sizes)
+        moments, one = _iteration(State(logits[i], moments, None), actions[i], rewards, reference, settings, sizes)
         figures.append(jax.device_get(one))
     theirs = {
         **{name: arrays.get(f"history_{name}") for name in HISTORY},
@@ -190,14 +190,15 @@ def _iteration(
 ) -> tuple[Any, dict[str, Array]]:
     """One update; the moments after it, and its figures under the names and axes of a recording."""
     episodes = rollout.episodes_from_actions(actions)
-    log_probs = table.log_probs(state.params)
-    state, log = training.learn(state, episodes, rewards, log_probs, reference, settings, sizes)
+    state, log = training.learn(
+        state._replace(policy=table.distribution(state.params)), episodes, rewards, reference, settings, sizes=sizes
+    )
     measured = objective.measure(log.log_probs, log.behavior, reference, log.credit, settings, sizes.method)
     return state.moments, {
         **{name: measured[name] for name in HISTORY},
         "advantages": objective.group_advantages(rewards) if sizes.method == "grpo" else 0.0 * rewards,
         "logits": state.params,
-        "log_probs": log_probs,
+        "log_probs": log.behavior,
         "packed": episodes.packed,
     }
 

@@ -52,7 +52,7 @@ def draw_uniforms(
 
 
 def rollout(
-    log_probs: Float[Array, "24 6 *run"],
+    probs: Float[Array, "24 6 *run"],
     seeds: Seeds,
     iteration: Int[Array, ""],
     *,
@@ -66,18 +66,15 @@ def rollout(
     their order, lie at or below the uniform number.
 
     Args:
-      log_probs: log-probabilities of the actions in every state.
+      probs: probabilities of the actions in every state.
       seeds: a seed per run; with `iteration` and `stream` it decides the episodes.
       iteration: the number of the batch.
       stream: `TRAINING` or `EVALUATION`.
       groups: groups in the batch.
       group_size: episodes in a group.
     """
-    by_step = log_probs.reshape(MAX_STEPS, NUM_VARIANTS, NUM_ACTIONS, *log_probs.shape[2:])
-    return _play(_probs(by_step), seeds, iteration, stream=stream, groups=groups, group_size=group_size)
-
-
-_probs = stage(jnp.exp)
+    by_step = probs.reshape(MAX_STEPS, NUM_VARIANTS, NUM_ACTIONS, *probs.shape[2:])
+    return _play(by_step, seeds, iteration, stream=stream, groups=groups, group_size=group_size)
 
 
 @partial(stage, static_argnames=("stream", "groups", "group_size"))

@@ -16,16 +16,13 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_mini import objective, rollout
 from jaxrl_mini.policies import table
-from jaxrl_mini.task import NUM_ACTIONS
-from jaxrl_mini.types import AnyArray, Credit, Episodes, Seeds, Settings
+from jaxrl_mini.task import NUM_ACTIONS, NUM_STATES
+from jaxrl_mini.types import AnyArray, Credit, Distribution, Episodes, Seeds, Settings
 from jaxrl_mini.xla import stage, total
 
 MAX_GRADIENT_NORM = 1.0
 CHUNK = 20
 """Iterations per call of `advance`, at most; also how often the command line reports."""
-
-REFERENCE_LOG_PROB = -float(np.log(NUM_ACTIONS))
-"""The table policy's reference is its initial policy: uniform."""
 
 OPTIMIZER = optax.scale_by_adam(b1=0.9, b2=0.999, eps=1e-8)
 
@@ -53,9 +50,6 @@ LossGradient = Callable[[Float[Array, "context action *run"], Batch], Float[Arra
 """The derivative of the loss by the policy's log-probabilities. The loss is a sum over contexts, so it takes any part
 of a batch."""
 
-Backward = Callable[[Any, Batch, LossGradient], tuple[Float[Array, "context action *run"], Any]]
-"""A policy's log-probabilities in the contexts of a batch, and the loss's gradient by the policy's parameters."""
-
 
 class State(NamedTuple):
     """Everything a run's future depends on, beside its settings and the number of the next iteration."""
@@ -64,10 +58,16 @@ class State(NamedTuple):
     """The policy's parameters: logits[state, action, *run], or a language model's weights."""
     moments: optax.ScaleByAdamState
     """Adam's moments, and the number of steps taken, [*run]."""
+    policy: Any
+    """The `Distribution` that the table policy's parameters stand for; None for a language model."""
+
+
+Backward = Callable[[State, Batch, LossGradient], tuple[Float[Array, "context action *run"], Any]]
+"""A policy's log-probabilities in the contexts of a batch, and the loss's gradient by the policy's parameters."""
 
 
 class Log(NamedTuple):
-    """What one iteration leaves behind; `advance` puts an axis `iteration` in front of every array."""
+    """What an iteration leaves behind."""
 
     episodes: Episodes
     """The batch, [group, episode, *run]."""
@@ -79,13 +79,12 @@ class Log(NamedTuple):
     """Log-probabilities before the last optimizer step."""
     gradient_norm: Float[AnyArray, "*run"]
     """The gradient's norm at the last optimizer step, before it is clipped."""
-    params: Any
-    """The policy after the iteration; None for a language model."""
 
 
-def initial_state(params: Any, run_shape: tuple[int, ...] = ()) -> State:
+def initial_state(params: Any, policy: Distribution | None = None, run_shape: tuple[int, ...] = ()) -> State:
     """A state before the first iteration; each run counts its own optimizer steps."""
-    return State(params, OPTIMIZER.init(params)._replace(count=jnp.zeros(run_shape, jnp.int32)))
+    moments = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), jax.eval_shape(OPTIMIZER.init, params))
+    return State(params, moments._replace(count=np.zeros(run_shape, np.int32)), policy)
 
 
 def update(
@@ -94,6 +93,8 @@ def update(
     batch: Batch,
     settings: Settings,
     sizes: Sizes,
+    *,
+    policy_of: Callable[[Any], Distribution | None] = lambda params: None,
 ) -> tuple[State, Float[Array, "context action *run"], Float[Array, "*run"]]:
     """Takes the optimizer steps on one batch.
 
@@ -110,23 +111,12 @@ def update(
 
     def step(_: Array, carry: tuple[State, Array, Array]) -> tuple[State, Array, Array]:
         state, _, _ = carry
-        log_probs, gradient = backward(state.params, batch, loss_gradient)
-        norm = _norm(gradient, run_axes=settings.lr.ndim)
-        return _adam_step(state, gradient, norm, learns, settings.lr), log_probs, norm
+        log_probs, gradient = backward(state, batch, loss_gradient)
+        params, moments, norm = _optimizer_step(state.params, state.moments, gradient, learns, settings.lr)
+        return State(params, moments, policy_of(params)), log_probs, norm
 
-    start = (state, jnp.zeros_like(batch.behavior), jnp.zeros_like(settings.lr))
-    return jax.lax.fori_loop(0, sizes.epochs, step, start)
-
-
-def whole_batch(log_probs_of: Callable[[Any], Float[Array, "context action *run"]]) -> Backward:
-    """The `Backward` of a policy that is asked for all contexts of a batch at once."""
-
-    def backward(params: Any, batch: Batch, loss_gradient: LossGradient) -> tuple[Array, Any]:
-        log_probs, pullback = jax.vjp(log_probs_of, params)
-        (gradient,) = pullback(loss_gradient(log_probs, batch))
-        return log_probs, gradient
-
-    return backward
+    # Every step writes its own log-probabilities and norm over what it is given.
+    return jax.lax.fori_loop(0, sizes.epochs, step, (state, batch.behavior, settings.lr))
 
 
 @partial(stage, static_argnames="method")
@@ -147,16 +137,46 @@ def _loss_gradient(
     return jax.grad(loss)(log_probs)
 
 
+@stage
+def _optimizer_step(
+    params: Any,
+    moments: optax.ScaleByAdamState,
+    gradient: Any,
+    learns: Bool[Array, "*run"] | None,
+    lr: Float[Array, "*run"],
+) -> tuple[Any, optax.ScaleByAdamState, Float[Array, "*run"]]:
+    """One step, but where `learns` is False, parameters and moments stay as they are; also the gradient's norm."""
+    norm, scale = _norm_and_scale(gradient, run_axes=lr.ndim)
+    after = _adam_step(params, moments, gradient, scale, lr)
+    if learns is not None:
+        after = jax.tree.map(partial(jnp.where, learns), after, (params, moments))
+    return *after, norm
+
+
 @partial(stage, static_argnames="run_axes")
-def _norm(gradient: Any, *, run_axes: int) -> Float[Array, "*run"]:
-    """The Euclidean norm over all parameters, per run: the last `run_axes` axes are kept."""
-    if not run_axes:
-        return optax.tree.norm(gradient)
-    squares = [
-        functools.reduce(lambda x, _: total(x), range(leaf.ndim - run_axes), jnp.square(leaf))
-        for leaf in jax.tree.leaves(gradient)
-    ]
-    return jnp.sqrt(functools.reduce(jnp.add, squares))
+def _norm_and_scale(gradient: Any, *, run_axes: int) -> tuple[Float[Array, "*run"], Float[Array, "*run"]]:
+    """The Euclidean norm over all parameters, per run (the last `run_axes` axes), and the factor that clips it."""
+    if run_axes:
+        squares = [
+            functools.reduce(lambda x, _: total(x), range(leaf.ndim - run_axes), jnp.square(leaf))
+            for leaf in jax.tree.leaves(gradient)
+        ]
+        norm = jnp.sqrt(functools.reduce(jnp.add, squares))
+    else:
+        norm = optax.tree.norm(gradient)
+    return norm, jnp.minimum(1.0, MAX_GRADIENT_NORM / (norm + 1e-6))
+
+
+@stage
+def _adam_step(
+    params: Any,
+    moments: optax.ScaleByAdamState,
+    gradient: Any,
+    scale: Float[Array, "*run"],
+    lr: Float[Array, "*run"],
+) -> tuple[Any, optax.ScaleByAdamState]:
+    step, moments = OPTIMIZER.update(jax.tree.map(lambda g: g * scale, gradient), moments)
+    return jax.tree.map(lambda p, s: p - lr * s, params, step), moments
 
 
 @stage
@@ -164,85 +184,95 @@ def _has_credit(credit: Credit) -> Bool[Array, "*run"]:
     return total(total(credit.plus)) > 0
 
 
-@stage
-def _adam_step(
-    state: State,
-    gradient: Any,
-    norm: Float[Array, "*run"],
-    learns: Bool[Array, "*run"] | None,
-    lr: Float[Array, "*run"],
-) -> State:
-    """One step, but where `learns` is False, all of the state stays as it is."""
-    scale = jnp.minimum(1.0, MAX_GRADIENT_NORM / (norm + 1e-6))
-    step, moments = OPTIMIZER.update(jax.tree.map(lambda g: g * scale, gradient), state.moments)
-    params = jax.tree.map(lambda p, s: p - lr * s, state.params, step)
-    after = State(params, moments)
-    return after if learns is None else jax.tree.map(lambda new, old: jnp.where(learns, new, old), after, state)
-
-
+@partial(stage, static_argnames="sizes")
 def learn(
     state: State,
     episodes: Episodes,
     rewards: Float[Array, "group episode *run"],
-    behavior: Float[Array, "24 6 *run"],
     reference: Float[Array, "24 6 *run"],
     settings: Settings,
     sizes: Sizes,
 ) -> tuple[State, Log]:
-    """The table policy learns from graded episodes, which it sampled with log-probabilities `behavior`."""
-    advantages = objective.advantages(rewards, method=sizes.method)
-    credit = objective.state_credit(episodes, rewards, advantages)
-    state, log_probs, norm = update(
-        state, whole_batch(table.log_probs), Batch(behavior, reference, credit), settings, sizes
-    )
-    return state, Log(episodes, credit, behavior, log_probs, norm, state.params)
+    """The table policy learns from graded episodes, which it sampled."""
+    batch = Batch(state.policy.log_probs, reference, _credit(episodes, rewards, method=sizes.method))
+    state, log_probs, norm = update(state, _table_backward, batch, settings, sizes, policy_of=table.distribution)
+    return state, Log(episodes, batch.credit, batch.behavior, log_probs, norm)
+
+
+@partial(stage, static_argnames="method")
+def _credit(episodes: Episodes, rewards: Float[Array, "group episode *run"], *, method: str) -> Credit:
+    return objective.state_credit(episodes, rewards, objective.advantages(rewards, method=method))
+
+
+def _table_backward(state: State, batch: Batch, loss_gradient: LossGradient) -> tuple[Array, Array]:
+    gradient = loss_gradient(state.policy.log_probs, batch)
+    return state.policy.log_probs, table.logit_gradient(state.policy.probs, gradient)
 
 
 def iterate(
     state: State,
     seeds: Seeds,
+    reference: Float[Array, "24 6 *run"],
     settings: Settings,
     number: Int[Array, ""],
-    verdicts: Bool[Array, "group variant"],
+    verdicts: Bool[Array, "20 group variant"],
     sizes: Sizes,
 ) -> tuple[State, Log]:
     """One iteration of the table policy: sample episodes, grade them, learn from them."""
-    behavior = table.log_probs(state.params)
     episodes = rollout.rollout(
-        behavior, seeds, number, stream=rollout.TRAINING, groups=sizes.groups, group_size=sizes.group_size
+        state.policy.probs, seeds, number, stream=rollout.TRAINING, groups=sizes.groups, group_size=sizes.group_size
     )
-    reference = jnp.full_like(behavior, REFERENCE_LOG_PROB)
-    return learn(state, episodes, _grade(episodes, verdicts), behavior, reference, settings, sizes)
+    return learn(state, episodes, _grade(episodes, verdicts, number), reference, settings, sizes=sizes)
 
 
 @stage
-def _grade(episodes: Episodes, verdicts: Bool[Array, "group variant"]) -> Float[Array, "group episode *run"]:
-    return jnp.asarray(rollout.grade(episodes, verdicts))
+def _grade(
+    episodes: Episodes, verdicts: Bool[Array, "20 group variant"], number: Int[Array, ""]
+) -> Float[Array, "group episode *run"]:
+    return jnp.asarray(rollout.grade(episodes, verdicts[number % CHUNK]))
 
 
-@partial(jax.jit, static_argnames="sizes")
+@partial(jax.jit, static_argnames="sizes", donate_argnames=("state", "log"))
 def advance(
     state: State,
+    log: Log,
     seeds: Seeds,
+    reference: Float[Array, "24 6 *run"],
     settings: Settings,
     verdicts: Bool[Array, "20 group variant"],
     first: Int[Array, ""],
     count: Int[Array, ""],
     sizes: Sizes,
 ) -> tuple[State, Log]:
-    """The iterations from `first` to `first + count - 1`, with count from 1 to 20.
+    """The iterations from `first` to `first + count - 1`, which all lie in one chunk of 20.
 
-    The count is data, so that any number of iterations, in chunks of any size, runs the same compiled loop.
+    The count is data, so that any number of iterations, in calls of any size, runs the same compiled loop.
+
+    Args:
+      state: before the first of them; its buffers are used up.
+      log: any; its buffers are used up.
+      seeds: of the runs.
+      reference: log-probabilities of the frozen initial policy.
+      settings: of the runs.
+      verdicts: the verifier's, for every iteration of the chunk.
+      first: the number of the first iteration.
+      count: how many; at least 1.
+      sizes: the settings that shape the program.
 
     Returns:
-      The new state, and a log of 20 iterations, of which `count` are filled.
+      The new state, and the log of the last iteration.
     """
 
-    def body(i: Array, carry: tuple[State, Log]) -> tuple[State, Log]:
-        state, logs = carry
-        state, log = iterate(state, seeds, settings, first + i, verdicts[i], sizes)
-        return state, jax.tree.map(lambda rows, row: jax.lax.dynamic_update_index_in_dim(rows, row, i, 0), logs, log)
+    def body(number: Array, carry: tuple[State, Log]) -> tuple[State, Log]:
+        return iterate(carry[0], seeds, reference, settings, number, verdicts, sizes)
 
-    _, log = jax.eval_shape(partial(iterate, sizes=sizes), state, seeds, settings, first, verdicts[0])
-    logs = jax.tree.map(lambda leaf: jnp.zeros((CHUNK, *leaf.shape), leaf.dtype), log)
-    return jax.lax.fori_loop(0, count, body, (state, logs))
+    return jax.lax.fori_loop(first, first + count, body, (state, log))
+
+
+def empty_log(sizes: Sizes, run_shape: tuple[int, ...]) -> Log:
+    """What `advance` writes over."""
+    shape = (NUM_STATES, NUM_ACTIONS, *run_shape)
+    by_action = np.zeros(shape, np.float32)
+    packed = np.zeros((sizes.groups, sizes.group_size, *run_shape), np.int32)
+    credit = Credit(by_action, by_action, by_action, by_action[:, 0])
+    return Log(Episodes(packed), credit, by_action, by_action, np.zeros(run_shape, np.float32))

@@ -81,6 +81,13 @@ class Episodes(NamedTuple):
         return functools.reduce(operator.or_, hits)
 
 
+class Distribution(NamedTuple):
+    """A policy over the 24 states."""
+
+    log_probs: Float[AnyArray, "state action *run"]
+    probs: Float[AnyArray, "state action *run"]
+
+
 class Advantages(NamedTuple):
     """What the episodes of a group are credited with; rewards are 0 or 1, so there are two values a group."""
 

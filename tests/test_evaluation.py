@@ -19,7 +19,7 @@ ONLY_CORRECT = np.array([False, False, False, True])
 
 @jax.jit
 def compiled_exact(logits, accepted):
-    return evaluation.exact(table.log_probs(logits), accepted)
+    return evaluation.exact(table.distribution(logits).log_probs, accepted)
 
 
 def exact(logits, accepted=(0.0, 0.0, 0.0, 1.0)) -> tuple[float, float]:

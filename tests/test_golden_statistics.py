@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxrl_mini.config import Config
-from jaxrl_mini.fleet import BLOCK, Block, history_of, sizes_of, taken
+from jaxrl_mini.fleet import BLOCK, Block, history_of, sizes_of
 
 SEEDS = 2 * BLOCK
 
@@ -16,8 +16,9 @@ def study(method: str) -> dict[str, np.ndarray]:
         settings = {name: np.full(BLOCK, value) for name, value in (("lr", 0.08), ("clip", 0.2), ("beta", 0.02))}
         block = Block(sizes_of(Config(method=method)), np.arange(first, first + BLOCK), settings)
         while block.iteration < 100:
-            log = taken(block.advance(20), np.arange(20), BLOCK)
-        history = history_of(log, np.arange(80, 100), block.settings, block.sizes)
+            iterations = np.arange(block.iteration, block.iteration + 20)
+            log, logits = block.record(iterations)
+        history = history_of(log, logits, iterations, block.settings, block.sizes)
         ends = block.evaluate(1).exact
         figures["success"] += ends.success_rate.tolist()
         figures["actions"] += ends.mean_actions.tolist()

@@ -187,7 +187,9 @@ def loss_function(batch, method: str, clip: float = 0.2, beta: float = 0.3):
     behavior, reference = jnp.asarray(batch.behavior), jnp.asarray(batch.reference)
 
     def loss(logits):
-        terms = objective.loss_terms(table.log_probs(logits), behavior, reference, credit, settings, method)
+        terms = objective.loss_terms(
+            table.distribution(logits).log_probs, behavior, reference, credit, settings, method
+        )
         return jnp.sum(terms)
 
     return loss
@@ -279,7 +281,7 @@ def test_kl_is_exact_and_so_is_its_gradient():
         reference = jnp.asarray(batch.reference)
 
         def kl(logits):
-            return jnp.sum(objective.kl_terms(table.log_probs(logits), reference))
+            return jnp.sum(objective.kl_terms(table.distribution(logits).log_probs, reference))
 
         value, gradient = map(np.asarray, jax.value_and_grad(kl)(jnp.asarray(batch.logits)))
     each = (p * (log_p - batch.reference)).sum(axis=1, keepdims=True)

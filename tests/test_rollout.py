@@ -13,6 +13,7 @@ from scipy import stats
 from jaxrl_mini import rollout
 from jaxrl_mini.policies import table
 from jaxrl_mini.rollout import EVALUATION, TRAINING, episodes_from_actions, grade, threefry2x32
+from jaxrl_mini.types import Distribution
 
 MAX_SEED = 2**32 - 1
 
@@ -91,29 +92,29 @@ def test_training_and_evaluation_are_different_streams():
 
 
 @partial(jax.jit, static_argnames=("stream", "groups", "group_size"))
-def sample(log_probs, seeds, iteration, stream, groups, group_size):
-    return rollout.rollout(log_probs, seeds, iteration, stream=stream, groups=groups, group_size=group_size)
+def sample(policy, seeds, iteration, stream, groups, group_size):
+    return rollout.rollout(policy.probs, seeds, iteration, stream=stream, groups=groups, group_size=group_size)
 
 
-def random_log_probs(seed: int, scale: float = 1.0) -> jax.Array:
+def random_policy(seed: int, scale: float = 1.0) -> Distribution:
     logits = np.random.default_rng(seed).normal(size=(24, 6)) * scale
-    return table.log_probs(jnp.asarray(logits, jnp.float32))
+    return table.distribution(jnp.asarray(logits, jnp.float32))
 
 
 @pytest.fixture(scope="module")
 def many():
     """100,000 episodes of a random policy."""
-    log_probs = random_log_probs(1)
-    return log_probs, sample(log_probs, jnp.uint32(7), jnp.int32(3), TRAINING, 100, 1000)
+    policy = random_policy(1)
+    return policy, sample(policy, jnp.uint32(7), jnp.int32(3), TRAINING, 100, 1000)
 
 
 def test_sampled_actions_follow_the_policy_in_every_state(many):
-    log_probs, episodes = many
+    policy, episodes = many
     states, actions = np.asarray(episodes.states), np.asarray(episodes.actions)
     taken = actions >= 0
     counts = np.zeros((24, 6))
     np.add.at(counts, (states[taken], actions[taken]), 1)
-    expected = counts.sum(axis=1, keepdims=True) * np.exp(np.asarray(log_probs, np.float64))
+    expected = counts.sum(axis=1, keepdims=True) * np.exp(np.asarray(policy.log_probs, np.float64))
     visited = expected.min(axis=1) > 5
     assert visited.sum() >= 19
     chi_square = ((counts - expected)[visited] ** 2 / expected[visited]).sum()
@@ -122,7 +123,7 @@ def test_sampled_actions_follow_the_policy_in_every_state(many):
 
 def test_what_is_drawn_at_one_step_says_nothing_about_the_next():
     """Under the uniform policy the pairs of actions at steps 1 and 2, neither of them `finish`, are equally likely."""
-    uniform = table.log_probs(table.initial_logits())
+    uniform = table.distribution(table.initial_logits())
     actions = np.asarray(sample(uniform, jnp.uint32(11), jnp.int32(0), EVALUATION, 100, 1000).actions)
     both = (actions[0] < 5) & (actions[1] >= 0) & (actions[1] < 5)
     pairs = np.bincount((actions[0] * 5 + actions[1])[both], minlength=25)
@@ -143,10 +144,10 @@ def test_sampled_episodes_are_what_the_plain_task_makes_of_their_actions(many):
 
 
 def test_the_action_is_the_inverse_of_the_cumulative_policy_at_the_drawn_number():
-    log_probs = random_log_probs(2)
-    cumulative = np.cumsum(np.exp(np.asarray(log_probs, np.float64)), axis=1)[:, :5]
+    policy = random_policy(2)
+    cumulative = np.cumsum(np.exp(np.asarray(policy.log_probs, np.float64)), axis=1)[:, :5]
     numbers = draws(5, EVALUATION, 9, 16, 16).reshape(6, -1)
-    episodes = sample(log_probs, jnp.uint32(5), jnp.int32(9), EVALUATION, 16, 16)
+    episodes = sample(policy, jnp.uint32(5), jnp.int32(9), EVALUATION, 16, 16)
     states, actions = (np.asarray(x).reshape(6, -1) for x in (episodes.states, episodes.actions))
     for step, episode in np.argwhere(actions >= 0):
         below = cumulative[states[step, episode]] <= numbers[step, episode]
@@ -156,7 +157,7 @@ def test_the_action_is_the_inverse_of_the_cumulative_policy_at_the_drawn_number(
 def test_an_action_without_probability_is_never_taken():
     logits = np.zeros((24, 6), np.float32)
     logits[:, [0, 3]] = -1e4
-    episodes = sample(table.log_probs(jnp.array(logits)), jnp.uint32(0), jnp.int32(0), TRAINING, 100, 1000)
+    episodes = sample(table.distribution(jnp.array(logits)), jnp.uint32(0), jnp.int32(0), TRAINING, 100, 1000)
     assert set(np.unique(episodes.actions)) == {-1, 1, 2, 4, 5}
 
 
@@ -164,16 +165,17 @@ def test_a_policy_that_knows_the_repair_does_it_every_time():
     logits = np.zeros((6, 4, 6), np.float32)
     for step, variant, action in [(0, 0, 2), (1, 1, 1), (2, 3, 5)]:
         logits[step, variant, action] = 200.0
-    log_probs = table.log_probs(jnp.array(logits.reshape(24, 6)))
-    episodes = sample(log_probs, jnp.uint32(42), jnp.int32(0), TRAINING, 4, 8)
+    policy = table.distribution(jnp.array(logits.reshape(24, 6)))
+    episodes = sample(policy, jnp.uint32(42), jnp.int32(0), TRAINING, 4, 8)
     assert (np.asarray(episodes.actions).reshape(6, -1).T == [2, 1, 5, -1, -1, -1]).all()
     assert (np.asarray(episodes.lengths) == 3).all()
     assert (np.asarray(grade(episodes, jnp.array([[False, False, False, True]] * 4))) == 1).all()
 
 
 def test_runs_side_by_side_sample_what_each_samples_alone():
-    policies, seeds = [random_log_probs(seed) for seed in range(3)], [7, 7, 19]
-    together = sample(jnp.stack(policies, axis=-1), jnp.array(seeds, jnp.uint32), jnp.int32(0), TRAINING, 4, 8)
+    policies, seeds = [random_policy(seed) for seed in range(3)], [7, 7, 19]
+    side_by_side = jax.tree.map(lambda *arrays: jnp.stack(arrays, axis=-1), *policies)
+    together = sample(side_by_side, jnp.array(seeds, jnp.uint32), jnp.int32(0), TRAINING, 4, 8)
     for run, (policy, seed) in enumerate(zip(policies, seeds, strict=True)):
         alone = sample(policy, jnp.uint32(seed), jnp.int32(0), TRAINING, 4, 8)
         np.testing.assert_array_equal(together.choices[..., run], alone.choices)

@@ -13,6 +13,7 @@ import pytest
 from jaxrl_mini import fleet, objective, training, verifier
 from jaxrl_mini.config import Config
 from jaxrl_mini.fleet import BLOCK, Block
+from jaxrl_mini.policies import table
 from jaxrl_mini.types import Credit, Settings
 
 UNIFORM = np.full((24, 6), -np.log(6))
@@ -28,15 +29,15 @@ def block_of(*configs: Config) -> Block:
     return Block(fleet.sizes_of(configs[0]), np.array([config.seed for config in configs]), settings)
 
 
-def advanced(block: Block, count: int) -> training.Log:
-    """What the next iterations of a block's runs leave behind."""
-    return fleet.taken(block.advance(count), np.arange(count), block.runs)
+def advanced(block: Block, count: int) -> tuple[training.Log, np.ndarray]:
+    """What the next iterations of a block's runs leave behind, and the policies after each."""
+    return block.record(np.arange(block.iteration, block.iteration + count))
 
 
-def history_of(block: Block, log: training.Log) -> dict[str, np.ndarray]:
+def history_of(block: Block, log: training.Log, logits: np.ndarray) -> dict[str, np.ndarray]:
     """The metrics of the iterations that a block has just run, [iteration, run]."""
-    iterations = np.arange(block.iteration - len(log.gradient_norm), block.iteration)
-    return fleet.history_of(log, iterations, block.settings, block.sizes)
+    iterations = np.arange(block.iteration - len(logits), block.iteration)
+    return fleet.history_of(log, logits, iterations, block.settings, block.sizes)
 
 
 # Against the oracle
@@ -125,10 +126,10 @@ def courses(request) -> list[Course]:
     block = block_of(*configs)
     start = np.random.default_rng(0).normal(size=(24, 6, BLOCK)).astype(np.float32)
     start[:, 5] += 1.5  # a habit of finishing early, so that some batches have no success
-    block.state = block.state._replace(params=jnp.asarray(start))
-    log = advanced(block, 20)
-    history, actions = history_of(block, log), np.moveaxis(log.episodes.actions, 0, -1)
-    logits = np.concatenate([start[None, ..., : len(CASES)], np.asarray(log.params)])
+    block.state = block.state._replace(params=jnp.asarray(start), policy=table.distribution(jnp.asarray(start)))
+    log, policies = advanced(block, 20)
+    history, actions = history_of(block, log, policies), np.moveaxis(log.episodes.actions, 0, -1)
+    logits = np.concatenate([start[None, ..., : len(CASES)], policies])
     return [
         Course(
             config,
@@ -179,8 +180,8 @@ def test_optimizer_steps_are_those_of_optax_on_any_tree_of_parameters():
     def log_probs_of(tree):
         return jax.nn.log_softmax(tree["bias"] + tree["state"] * tree["action"], axis=1)
 
-    def backward(tree, batch, loss_gradient):
-        log_probs, pullback = jax.vjp(log_probs_of, tree)
+    def backward(state, batch, loss_gradient):
+        log_probs, pullback = jax.vjp(log_probs_of, state.params)
         return log_probs, pullback(loss_gradient(log_probs, batch))[0]
 
     counts = rng.integers(0, 5, (24, 6)).astype(np.float32)
@@ -238,7 +239,7 @@ def test_rejection_sampling_without_a_success_changes_no_bit(monkeypatch):
     before = leaves(block)
     assert all(abs(leaf).max() > 0 for leaf in before)
     verdicts_are(monkeypatch, False)
-    history = history_of(block, advanced(block, 10))
+    history = history_of(block, *advanced(block, 10))
     for old, new in zip(before, leaves(block), strict=True):
         assert old.tobytes() == new.tobytes()
     for name in ("loss", "gradient_norm", "optimizer_steps", "retained_episodes", "train_success_rate"):
@@ -247,10 +248,10 @@ def test_rejection_sampling_without_a_success_changes_no_bit(monkeypatch):
 
 def test_a_run_without_a_success_waits_while_its_neighbours_learn():
     block = block_of(*[Config(seed=seed, method="rs-sft") for seed in range(BLOCK)])
-    log = advanced(block, 5)
-    params = np.concatenate([np.zeros((1, 24, 6, BLOCK)), np.asarray(log.params)])
+    log, logits = advanced(block, 5)
+    params = np.concatenate([np.zeros((1, 24, 6, BLOCK)), logits])
     moved = (params[1:] != params[:-1]).any(axis=(1, 2))
-    np.testing.assert_array_equal(moved, history_of(block, log)["retained_episodes"] > 0)
+    np.testing.assert_array_equal(moved, history_of(block, log, logits)["retained_episodes"] > 0)
     assert moved.any(axis=1).all() and not moved.all()
 
 
@@ -258,7 +259,7 @@ def test_grpo_learns_nothing_from_a_verifier_that_accepts_nothing(monkeypatch):
     """No group is mixed, the policy is its own reference: the policy stays uniform, whatever Adam makes of rounding."""
     verdicts_are(monkeypatch, False)
     block = block_of(Config())
-    history = history_of(block, advanced(block, 20))
+    history = history_of(block, *advanced(block, 20))
     assert (history["mixed_groups"] == 0).all()
     np.testing.assert_allclose(oracle.log_softmax(block.logits()[..., 0]), UNIFORM, atol=1e-6)
 
@@ -267,16 +268,16 @@ def test_what_the_policy_does_first_does_not_depend_on_the_verifier(monkeypatch)
     batches = []
     for answer in (False, True):
         verdicts_are(monkeypatch, answer)
-        batches.append(np.asarray(advanced(block_of(Config()), 1).episodes.packed))
+        batches.append(np.asarray(advanced(block_of(Config()), 1)[0].episodes.packed))
     np.testing.assert_array_equal(*batches)
 
 
 # Runs depend on nothing but themselves
 
 
-def trace(log: training.Log, run: int) -> bytes:
+def trace(left: tuple[training.Log, np.ndarray], run: int) -> bytes:
     """All bits a run left behind."""
-    return b"".join(np.asarray(leaf)[..., run].tobytes() for leaf in jax.tree.leaves(log))
+    return b"".join(leaf[..., run].tobytes() for leaf in jax.tree.leaves(left))
 
 
 SEEDS = (7, 0, 2**31, 2**32 - 1, 19)

@@ -2,39 +2,41 @@
 
 import functools
 
-import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from jaxrl_mini.task import NUM_ACTIONS, NUM_STATES
+from jaxrl_mini.types import Distribution
 from jaxrl_mini.xla import stage, total
 
-
-def initial_logits(run_shape: tuple[int, ...] = ()) -> Float[Array, "24 6 *run"]:
-    """Zero logits: the uniform policy, which is also the reference policy."""
-    return jnp.zeros((NUM_STATES, NUM_ACTIONS, *run_shape), jnp.float32)
+UNIFORM_LOG_PROB = -float(np.log(NUM_ACTIONS))
+"""The initial policy is uniform; it is the reference policy, too."""
 
 
-@jax.custom_vjp
-def log_probs(logits: Float[Array, "state action *run"]) -> Float[Array, "state action *run"]:
-    """Log-probabilities of the six actions in every state: logits - log sum exp(logits).
+def initial_logits(run_shape: tuple[int, ...] = ()) -> Float[np.ndarray, "24 6 *run"]:
+    """Zero logits: the uniform policy."""
+    return np.zeros((NUM_STATES, NUM_ACTIONS, *run_shape), np.float32)
 
-    The derivative is written out, gradient - p * sum(gradient), so that each sum over actions is computed once.
-    """
+
+@stage
+def distribution(logits: Float[Array, "state action *run"]) -> Distribution:
+    """Log-probabilities, logits - log sum exp(logits), and probabilities of the six actions in every state."""
     highest = _highest(logits)
-    return _normalized(logits, _log_normalizer(highest, _exponentials(logits, highest)))
+    exponentials = _exponentials(logits, highest)
+    normalizer = _action_sum(exponentials)
+    return Distribution(_log_probs(logits, highest, _log(normalizer)), _probs(exponentials, normalizer))
 
 
-def _forward(logits: Array) -> tuple[Array, Array]:
-    value = log_probs(logits)
-    return value, value
+@stage
+def logit_gradient(
+    probs: Float[Array, "state action *run"], gradient: Float[Array, "state action *run"]
+) -> Float[Array, "state action *run"]:
+    """The gradient by the logits, given that by the log-probabilities: gradient - p * sum over actions of gradient."""
+    return _through_softmax(probs, gradient, _action_sum(gradient))
 
 
-def _backward(value: Array, gradient: Array) -> tuple[Array]:
-    return (_through_softmax(value, gradient, _action_sum(gradient)),)
-
-
-log_probs.defvjp(_forward, _backward)
+_log = stage(jnp.log)
 
 
 @stage
@@ -50,28 +52,30 @@ def _exponentials(
 
 
 @stage
-def _log_normalizer(
-    highest: Float[Array, "state *run"], exponentials: Float[Array, "state action *run"]
-) -> Float[Array, "state *run"]:
-    return highest + jnp.log(total(exponentials, axis=1))
+def _action_sum(array: Float[Array, "state action *run"]) -> Float[Array, "state *run"]:
+    return total(array, axis=1)
 
 
 @stage
-def _normalized(
-    logits: Float[Array, "state action *run"], log_normalizer: Float[Array, "state *run"]
+def _log_probs(
+    logits: Float[Array, "state action *run"],
+    highest: Float[Array, "state *run"],
+    log_normalizer: Float[Array, "state *run"],
 ) -> Float[Array, "state action *run"]:
-    return logits - log_normalizer[:, None]
+    return logits - (highest + log_normalizer)[:, None]
 
 
 @stage
-def _action_sum(gradient: Float[Array, "state action *run"]) -> Float[Array, "state *run"]:
-    return total(gradient, axis=1)
+def _probs(
+    exponentials: Float[Array, "state action *run"], normalizer: Float[Array, "state *run"]
+) -> Float[Array, "state action *run"]:
+    return exponentials / normalizer[:, None]
 
 
 @stage
 def _through_softmax(
-    value: Float[Array, "state action *run"],
+    probs: Float[Array, "state action *run"],
     gradient: Float[Array, "state action *run"],
     gradient_sum: Float[Array, "state *run"],
 ) -> Float[Array, "state action *run"]:
-    return gradient - jnp.exp(value) * gradient_sum[:, None]
+    return gradient - probs * gradient_sum[:, None]
