@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
-from scipy.special import log_softmax, ndtri, softmax, stdtrit
 
 from jaxrl_mini import rollout
 from jaxrl_mini.task import MAX_STEPS, NUM_ACTIONS, NUM_VARIANTS, TABLES
@@ -109,7 +108,14 @@ def exact(log_probs: Float[AnyArray, "24 6 *run"], accepted: Float[AnyArray, " v
 
 def exact_of_logits(logits: Float[AnyArray, "24 6 *run"], accepted: Float[np.ndarray, " variant"]) -> Exact:
     """`exact` of a table policy, in float64."""
-    return exact(log_softmax(np.asarray(logits, np.float64), axis=1), accepted)
+    return exact(log_probs_of_logits(logits), accepted)
+
+
+def log_probs_of_logits(logits: Float[AnyArray, "24 6 *run"]) -> Float[np.ndarray, "24 6 *run"]:
+    """A table policy's log-probabilities, in float64."""
+    wide = np.asarray(logits, np.float64)
+    shifted = wide - wide.max(axis=1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
 
 
 def play(
@@ -127,7 +133,7 @@ def play(
       Sums over the episodes: successes, actions, and squared actions.
     """
     rows = CHUNK if len(verdicts) > CHUNK else max(MIN_CHUNK, 1 << (len(verdicts) - 1).bit_length())
-    probs = softmax(np.asarray(logits, np.float64), axis=1).astype(np.float32)
+    probs = np.exp(log_probs_of_logits(logits)).astype(np.float32)
     policies = np.split(probs, np.cumsum([len(block) for block in seeds])[:-1], axis=-1)
 
     def play_blocks(chunk: int) -> Episodes:
@@ -177,6 +183,8 @@ def success_interval(successes: int, episodes: int) -> tuple[float, float]:
     (p + z^2 / 2n -+ z * sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n). Source: Wilson 1927, JASA 22(158). The
     formula stands here since importing scipy.stats would take as long as a training run.
     """
+    from scipy.special import ndtri  # imported where a run is over: it takes longer than a short one
+
     z, rate = float(ndtri((1 + CONFIDENCE) / 2)), successes / episodes
     center = rate + z**2 / (2 * episodes)
     half = z * (rate * (1 - rate) / episodes + z**2 / (4 * episodes**2)) ** 0.5
@@ -188,6 +196,8 @@ def mean_interval(total: int, squared_total: int, count: int) -> tuple[float, fl
     """Student's 95 % interval of a mean, from its sums; None where one observation gives no spread."""
     if count < 2:
         return None
+    from scipy.special import stdtrit
+
     mean = total / count
     variance = (squared_total - total * mean) / (count - 1)
     half = float(stdtrit(count - 1, (1 + CONFIDENCE) / 2)) * (max(variance, 0.0) / count) ** 0.5
