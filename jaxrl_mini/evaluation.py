@@ -5,13 +5,13 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import jax
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_mini import rollout
 from jaxrl_mini.task import MAX_STEPS, NUM_ACTIONS, NUM_VARIANTS, TABLES
 from jaxrl_mini.types import AnyArray, Episodes, Exact, Seeds
+from jaxrl_mini.xla import unless_numpy
 
 CONFIDENCE = 0.95
 CHUNK = 512
@@ -125,8 +125,8 @@ def play(
 
     Args:
       logits: a policy per run.
-      seeds: the runs' seeds, block after block; each block is one call. The evaluation stream depends on the seed
-        alone, so it is the same before and after.
+      seeds: the runs' seeds, block after block; each block is one call, compiled if they are JAX arrays. The
+        evaluation stream depends on the seed alone, so it is the same before and after.
       verdicts: the verifier's verdicts; as many episodes are played.
 
     Returns:
@@ -171,8 +171,8 @@ def evaluate(
     return Evaluations(len(verdicts), successes, actions, squared_actions, expected)
 
 
-@functools.partial(jax.jit, static_argnames="rows")
-def _play_chunk(probs: Float[Array, "24 6 run"], seeds: Seeds, chunk: Int[Array, ""], rows: int) -> Episodes:
+@functools.partial(unless_numpy, static_argnames="rows")
+def _play_chunk(probs: Float[AnyArray, "24 6 run"], seeds: Seeds, chunk: int | Int[Array, ""], rows: int) -> Episodes:
     """Evaluation episodes number 512 * chunk and on, each a group of its own; how many changes none of them."""
     return rollout.rollout(probs, seeds, chunk, stream=rollout.EVALUATION, groups=rows, group_size=1)
 

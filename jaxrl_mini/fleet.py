@@ -92,9 +92,9 @@ class Block:
         return np.array(self.state.params)[..., : self.runs]
 
     def evaluate(self, episodes: int) -> Evaluations:
-        """Evaluates the policies, those of the padding too, over so many sampled episodes, and exactly."""
+        """Evaluates the policies over so many sampled episodes, and exactly."""
         verdicts = verifier.evaluation_verdicts(episodes)
-        return evaluation.evaluate(np.asarray(self.state.params), self.seeds, verdicts)
+        return evaluation.evaluate(self.logits(), np.asarray(self.seeds)[: self.runs], verdicts)
 
 
 def _padded(column: np.ndarray, kind: type[np.generic]) -> np.ndarray:

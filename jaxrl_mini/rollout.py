@@ -1,27 +1,29 @@
-"""Episodes sampled from a policy through the transition tables."""
+"""Episodes sampled from a policy through the transition tables.
+
+Inside of jitted programs and, on NumPy arrays, outside of them, with the same results to the bit.
+"""
 
 import functools
 import operator
 from functools import partial
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from jaxrl_mini.task import MAX_STEPS, NUM_ACTIONS, NUM_VARIANTS, TABLES
-from jaxrl_mini.types import CHOICE_BITS, Episodes, Seeds
-from jaxrl_mini.xla import pick, stage
+from jaxrl_mini.types import CHOICE_BITS, AnyArray, Episodes, Seeds
+from jaxrl_mini.xla import pick, stage, unless_numpy
 
 TRAINING, EVALUATION = 0, 1
 """Streams of random numbers."""
 
 
-@jax.jit
+@unless_numpy
 def threefry2x32(
-    key: tuple[UInt32[Array, "*#shape"], UInt32[Array, "*#shape"]],
-    counter: tuple[UInt32[Array, "*#shape"], UInt32[Array, "*#shape"]],
-) -> tuple[UInt32[Array, "*#shape"], UInt32[Array, "*#shape"]]:
+    key: tuple[UInt32[AnyArray, "*#shape"], UInt32[AnyArray, "*#shape"]],
+    counter: tuple[UInt32[AnyArray, "*#shape"], UInt32[AnyArray, "*#shape"]],
+) -> tuple[UInt32[AnyArray, "*#shape"], UInt32[AnyArray, "*#shape"]]:
     """The counter-based generator behind `jax.random` (Salmon et al. 2011, doi:10.1145/2063384.2063405).
 
     The same function as jax's, but over broadcast arrays of keys and counters in any layout, so that the draws of
@@ -38,23 +40,24 @@ def threefry2x32(
 
 
 def draw_uniforms(
-    seeds: Seeds, stream: int, iteration: Int[Array, ""], groups: int, group_size: int
-) -> list[Float[Array, "group episode *run"]]:
+    seeds: Seeds, stream: int, iteration: int | Int[AnyArray, ""], groups: int, group_size: int
+) -> list[Float[AnyArray, "group episode *run"]]:
     """A uniform number per step of every episode: multiples of 2^-24 in [0, 1), one array per step.
 
     Each is a function of (seed, stream, iteration, number of the episode in the batch, step) alone.
     """
-    zero = jnp.zeros_like(seeds)
-    key = threefry2x32((zero, seeds), (zero + np.uint32(stream), zero + jnp.asarray(iteration, jnp.uint32)))
-    episode = np.arange(groups * group_size, dtype=np.uint32).reshape(groups, group_size, *[1] * seeds.ndim)
-    pairs = [threefry2x32(key, (jnp.asarray(episode), jnp.uint32(pair))) for pair in range(MAX_STEPS // 2)]
-    return [(bits >> 8).astype(jnp.float32) * np.float32(2**-24) for pair in pairs for bits in pair]
+    xp = seeds.__array_namespace__()
+    zero = xp.zeros_like(seeds)
+    key = threefry2x32((zero, seeds), (zero + np.uint32(stream), zero + xp.asarray(iteration, dtype=xp.uint32)))
+    episode = xp.arange(groups * group_size, dtype=xp.uint32).reshape(groups, group_size, *[1] * seeds.ndim)
+    pairs = [threefry2x32(key, (episode, xp.full_like(episode, pair))) for pair in range(MAX_STEPS // 2)]
+    return [(bits >> 8).astype(xp.float32) * np.float32(2**-24) for pair in pairs for bits in pair]
 
 
 def rollout(
-    probs: Float[Array, "24 6 *run"],
+    probs: Float[AnyArray, "24 6 *run"],
     seeds: Seeds,
-    iteration: Int[Array, ""],
+    iteration: int | Int[AnyArray, ""],
     *,
     stream: int,
     groups: int,
@@ -77,11 +80,11 @@ def rollout(
     return _play(by_step, seeds, iteration, stream=stream, groups=groups, group_size=group_size)
 
 
-@partial(stage, static_argnames=("stream", "groups", "group_size"))
+@partial(unless_numpy, compile=stage, static_argnames=("stream", "groups", "group_size"))
 def _play(
-    probs: Float[Array, "6 4 6 *run"],
+    probs: Float[AnyArray, "6 4 6 *run"],
     seeds: Seeds,
-    iteration: Int[Array, ""],
+    iteration: int | Int[AnyArray, ""],
     *,
     stream: int,
     groups: int,
@@ -89,33 +92,35 @@ def _play(
 ) -> Episodes:
     """Plays whole episodes in one loop."""
     uniforms = draw_uniforms(seeds, stream, iteration, groups, group_size)
-    variants = packed = jnp.zeros(uniforms[0].shape, jnp.int32)
+    xp = seeds.__array_namespace__()
+    variants = packed = xp.zeros(uniforms[0].shape, dtype=xp.int32)
     active = packed + 1
     for step in range(MAX_STEPS):
         by_action = [probs[step, :, action] for action in range(NUM_ACTIONS - 1)]
         actions = _draw_actions(by_action, uniforms[step], variants)
         choice, variants, active = _move(actions, variants, active, step=step)
-        packed |= (choice + 1) << CHOICE_BITS * step
+        packed = packed | (choice + 1) << CHOICE_BITS * step
     return Episodes(packed)
 
 
-@jax.jit
+@unless_numpy
 def _draw_actions(
-    probs: list[Float[Array, "4 *run"]],
-    uniforms: Float[Array, "group episode *run"],
-    variants: Int[Array, "group episode *run"],
-) -> Int[Array, "group episode *run"]:
+    probs: list[Float[AnyArray, "4 *run"]],
+    uniforms: Float[AnyArray, "group episode *run"],
+    variants: Int[AnyArray, "group episode *run"],
+) -> Int[AnyArray, "group episode *run"]:
     """Actions by inversion of their cumulative probabilities; the last action's is not needed."""
-    actions, below = jnp.zeros_like(variants), jnp.zeros(())
+    xp = variants.__array_namespace__()
+    actions, below = xp.zeros_like(variants), xp.zeros_like(uniforms)
     for prob in probs:
-        below += pick(prob, variants)
-        actions += (uniforms >= below).astype(jnp.int32)
+        below = below + pick(prob, variants)
+        actions = actions + (uniforms >= below).astype(xp.int32)
     return actions
 
 
 def _move(
-    actions: Int[Array, "*batch"], variants: Int[Array, "*batch"], active: Int[Array, "*batch"], *, step: int
-) -> tuple[Int[Array, "*batch"], Int[Array, "*batch"], Int[Array, "*batch"]]:
+    actions: Int[AnyArray, "*batch"], variants: Int[AnyArray, "*batch"], active: Int[AnyArray, "*batch"], *, step: int
+) -> tuple[Int[AnyArray, "*batch"], Int[AnyArray, "*batch"], Int[AnyArray, "*batch"]]:
     """Takes one step through the tables.
 
     Returns:
@@ -128,15 +133,21 @@ def _move(
     return _apply(actions, variants, active, rules=rules, endings=endings)
 
 
-@partial(jax.jit, static_argnames=("rules", "endings"))
+@partial(unless_numpy, static_argnames=("rules", "endings"))
 def _apply(
-    actions: Array, variants: Array, active: Array, *, rules: tuple[tuple[int, int], ...], endings: tuple[int, ...]
-) -> tuple[Array, Array, Array]:
-    choice = jnp.where(active > 0, variants * NUM_ACTIONS + actions, -1)
+    actions: AnyArray,
+    variants: AnyArray,
+    active: AnyArray,
+    *,
+    rules: tuple[tuple[int, int], ...],
+    endings: tuple[int, ...],
+) -> tuple[AnyArray, AnyArray, AnyArray]:
+    xp = actions.__array_namespace__()
+    choice = xp.where(active > 0, variants * NUM_ACTIONS + actions, -1)
     for moved, variant in rules:
-        variants = jnp.where(choice == moved, variant, variants)
+        variants = xp.where(choice == moved, variant, variants)
     for ending in endings:
-        active = jnp.where(choice == ending, 0, active)
+        active = xp.where(choice == ending, 0, active)
     return choice, variants, active
 
 

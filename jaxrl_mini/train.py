@@ -4,7 +4,7 @@ import json
 import sys
 from pathlib import Path
 
-from jaxrl_mini import commandline
+from jaxrl_mini import commandline, hardware
 from jaxrl_mini.config import Config, UserError
 
 EXAMPLES = """\
@@ -40,6 +40,8 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"--trajectories {flags.trajectories} is also the output: name another file")
 
     commandline.use_device(flags.device)
+    if config.backend == "table":
+        hardware.use_one_thread_per_call()
     from tqdm import tqdm
 
     from jaxrl_mini import fleet, recording, records

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 else:
     AnyArray = Array | np.ndarray
 
-Seeds = UInt32[Array, "*run"]
+Seeds = UInt32[AnyArray, "*run"]
 
 
 class Settings(NamedTuple):
