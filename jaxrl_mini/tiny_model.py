@@ -19,7 +19,9 @@ TOKENIZERS = ("word", "bpe")
 END_OF_TEXT = "<|endoftext|>"
 UNKNOWN = "<|unknown|>"
 BPE_VOCABULARY = 384
-WARM_START_STEPS, WARM_START_EPISODES, WARM_START_LR = 200, 4, 3e-3
+WARM_START_STEPS, WARM_START_EPISODES, WARM_START_LR = 100, 4, 1e-2
+WARM_STARTED = ("wte", "ln_f")
+"""The modules that a warm start fits."""
 
 
 def main(arguments: list[str]) -> None:
@@ -128,11 +130,17 @@ def fit_random_play(policy: "LanguagePolicy", params: Any, key: Any) -> tuple[An
     log 6, which it reaches when the network puts all its probability on the six candidates, equally. Takes
     `WARM_START_STEPS` steps of Adam.
 
+    Only what gives tokens their probabilities is fitted: the embedding, which is the output head too, and the last
+    normalization. Fitted as a whole, the network drowns what it has read in a constant: with 2 blocks of width 64,
+    histories with another line fixed then differed by 0.4 % of the final hidden state instead of 20 %, and training
+    stayed long at a success of 0.93, which is that of fixing lines at random until both are fixed.
+
     Returns:
       The fitted parameters, and the loss of the last batch.
     """
     import jax
     import optax
+    from flax import nnx
 
     from jaxrl_mini.task import MAX_STEPS
 
@@ -140,24 +148,26 @@ def fit_random_play(policy: "LanguagePolicy", params: Any, key: Any) -> tuple[An
         optax.clip_by_global_norm(1.0), optax.adam(optax.linear_schedule(WARM_START_LR, 0.0, WARM_START_STEPS))
     )
 
-    def loss(params: Any, actions: jax.Array) -> jax.Array:
-        return -policy.scores(params, actions).mean()
+    fitted, kept = nnx.split_state(params, lambda path, _: path[0] in WARM_STARTED, ...)
+
+    def loss(fitted: Any, actions: jax.Array) -> jax.Array:
+        return -policy.scores(nnx.merge_state(fitted, kept), actions).mean()
 
     @jax.jit
-    def fit(params: Any, key: jax.Array) -> tuple[Any, jax.Array]:
+    def fit(fitted: Any, key: jax.Array) -> tuple[Any, jax.Array]:
         def step(carry: tuple[Any, Any], key: jax.Array) -> tuple[tuple[Any, Any], jax.Array]:
-            params, state = carry
+            fitted, state = carry
             actions = jax.random.randint(key, (MAX_STEPS, WARM_START_EPISODES), 0, 5)
-            value, gradient = jax.value_and_grad(loss)(params, actions)
+            value, gradient = jax.value_and_grad(loss)(fitted, actions)
             updates, state = optimizer.update(gradient, state)
-            return (optax.apply_updates(params, updates), state), value
+            return (optax.apply_updates(fitted, updates), state), value
 
         keys = jax.random.split(key, WARM_START_STEPS)
-        (params, _), losses = jax.lax.scan(step, (params, optimizer.init(params)), keys)
-        return params, losses[-1]
+        (fitted, _), losses = jax.lax.scan(step, (fitted, optimizer.init(fitted)), keys)
+        return fitted, losses[-1]
 
-    params, last = fit(params, key)
-    return params, float(last)
+    fitted, last = fit(fitted, key)
+    return nnx.merge_state(fitted, kept), float(last)
 
 
 def _texts() -> Iterator[str]:

@@ -86,11 +86,14 @@ class Attention(nnx.Module):
         self.c_proj = _linear(config, config.n_embd, config.n_embd, dtype, rngs, residual=True)
 
     def __call__(self, x: Array, mask: Array, past: KeysValues | None) -> tuple[Array, KeysValues]:
-        """[row, token, n_embd] to the same shape, and what to remember of the tokens."""
+        """[row, token, n_embd] to [row, query, n_embd], and what to remember of the tokens.
+
+        The queries are the last tokens, as many as `mask` has rows.
+        """
         qkv = self.c_attn(x)  # [row, token, 3 * n_embd]
         qkv = qkv.reshape(*qkv.shape[:-1], 3, self.n_head, -1)
         query, keys, values = (qkv[:, :, i] for i in range(3))  # each [row, token, head, feature]
-        new = KeysValues(keys, values)
+        query, new = query[:, -mask.shape[1] :], KeysValues(keys, values)
         seen = new if past is None else jax.tree.map(lambda a, b: jnp.concatenate([a, b], 1), past, new)
         # In float32 whatever the dtype. A query that sees nothing gets finite nonsense. Twice as fast on a CPU
         # as jax.nn.dot_product_attention: the mask is added, and the division comes after the last sum.
@@ -99,7 +102,7 @@ class Attention(nnx.Module):
         weights = jnp.exp(scores - lax.stop_gradient(scores.max(axis=-1, keepdims=True)))
         mixed = jnp.einsum("rhqk,rkhf->rhqf", weights.astype(x.dtype), seen.values)
         mixed /= weights.sum(axis=-1)[..., None].astype(x.dtype)
-        return self.c_proj(mixed.swapaxes(1, 2).reshape(x.shape)), new
+        return self.c_proj(mixed.swapaxes(1, 2).reshape(*query.shape[:2], -1)), new
 
 
 class MLP(nnx.Module):
@@ -126,9 +129,9 @@ class Block(nnx.Module):
         self.mlp = MLP(config, dtype, rngs)
 
     def __call__(self, x: Array, mask: Array, past: KeysValues | None) -> tuple[Array, KeysValues]:
-        """[row, token, n_embd] to the same shape, and what to remember of the tokens."""
+        """[row, token, n_embd] to [row, query, n_embd], and what to remember of the tokens; see `Attention`."""
         mixed, new = self.attn(self.ln_1(x), mask, past)
-        x = x + mixed
+        x = x[:, -mask.shape[1] :] + mixed
         return x + self.mlp(self.ln_2(x)), new
 
 
@@ -155,7 +158,9 @@ class GPT2(nnx.Module):
         positions: Int[Array, "row token"],
         mask: Bool[Array, "row token seen"],
         past: Cache | None = None,
-    ) -> tuple[Float[Array, "row token n_embd"], Cache]:
+        *,
+        wanted: int | None = None,
+    ) -> tuple[Float[Array, "row wanted n_embd"], Cache]:
         """Runs the blocks over new tokens.
 
         Args:
@@ -163,14 +168,17 @@ class GPT2(nnx.Module):
           positions: of each token in its own sequence, below `n_positions`.
           mask: what each token attends to; `seen` runs over the tokens of `past`, then over the new ones.
           past: keys and values of tokens seen before.
+          wanted: of how many of the last tokens hidden states are asked for; all if None. In the last block the
+            others only have keys and values.
 
         Returns:
           The final, normalized hidden states and the keys and values of the new tokens.
         """
         x = self.wte(tokens) + self.wpe(positions)  # [row, token, n_embd]
         cache = []
-        for block, keys_values in zip(self.h, past or [None] * len(self.h), strict=True):
-            x, new = block(x, mask, keys_values)
+        for number, keys_values in enumerate(past or [None] * len(self.h)):
+            seen_by = mask if wanted is None or number < len(self.h) - 1 else mask[:, -wanted:]
+            x, new = self.h[number](x, seen_by, keys_values)
             cache.append(new)
         return self.ln_f(x), tuple(cache)
 
