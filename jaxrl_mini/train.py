@@ -26,27 +26,34 @@ def main(arguments: list[str]) -> None:
     parser = commandline.Parser("python -m jaxrl_mini.train", description="Trains a policy.", epilog=EXAMPLES)
     commandline.add_config_flags(parser)
     commandline.add_device_flag(parser)
+    commandline.add_mesh_flags(parser)
     parser.add_argument("--output", metavar="FILE", help="the record [runs/BACKEND-METHOD-seed-SEED.json]")
     parser.add_argument("--overwrite", action="store_true", help="replace an output that is another run's")
     parser.add_argument("--trajectories", metavar="FILE", help="also write the sampled episodes, for replay (.npz)")
     parser.add_argument("--save-policy", metavar="DIR", help="write the trained language model as a checkpoint folder")
     flags = parser.parse_args(arguments)
     config = commandline.config_from(flags)
-    for name in ("save_policy", "trajectories"):
-        if getattr(flags, name) is not None and (config.backend == "hf") != (name == "save_policy"):
+    for name in ("save_policy", "mesh"):
+        if getattr(flags, name) is not None and config.backend != "hf":
             raise UserError(f"--{name.replace('_', '-')} has no use with backend {config.backend}: leave it out")
     path = Path(flags.output or default_output(config))
     if flags.trajectories is not None and Path(flags.trajectories).resolve() == path.resolve():
         raise UserError(f"--trajectories {flags.trajectories} is also the output: name another file")
 
+    commandline.use_processes(flags)
     commandline.use_device(flags.device)
     if config.backend == "table":
         hardware.use_one_thread_per_call()
+    mesh = commandline.mesh_from(flags)
+    import jax
     from tqdm import tqdm
 
     from jaxrl_mini import fleet, recording, records
     from jaxrl_mini.result import History
 
+    if jax.process_index():  # the first process alone reports and writes
+        fleet.run(config, mesh=mesh)
+        return
     if flags.save_policy is not None:
         from jaxrl_mini.policies import pretrained
 
@@ -67,7 +74,7 @@ def main(arguments: list[str]) -> None:
             with tqdm.external_write_mode():
                 print(json.dumps(records.finite(last)), flush=True)
 
-        result = fleet.run(config, on_chunk=report)
+        result = fleet.run(config, on_chunk=report, mesh=mesh)
         if trajectories is not None:
             recording.write(result, trajectories)
         if flags.save_policy is not None:

@@ -27,14 +27,15 @@ def word(tiny_folder):
 
 def iterate(word, params, verdicts, *, sizes=SIZES, settings=SETTINGS, micro_batch=MICRO_BATCH, number=0):
     policy, checkpoint = word
-    return language_training.iterate(
+    episodes, behavior = language_training.sample(policy, params, jnp.uint32(7), number, sizes=sizes)
+    return language_training.learn(
         policy,
         training.initial_state(jax.tree.map(jnp.copy, params)),
         checkpoint.params,
-        jnp.uint32(7),
+        episodes,
+        rollout.grade(episodes, jnp.asarray(verdicts)),
+        behavior,
         settings,
-        number,
-        jnp.asarray(verdicts),
         sizes=sizes,
         micro_batch=micro_batch,
     )

@@ -24,6 +24,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Bool, Float, Int, PyTree, Shaped
 
 from jaxrl_mini.histories import Histories
+from jaxrl_mini.placement import ONE_DEVICE, Placement
 from jaxrl_mini.policies.gpt2 import GPT2, Cache, GPT2Config
 from jaxrl_mini.policies.pretrained import Checkpoint, load_checkpoint
 from jaxrl_mini.policies.prompts import PromptError, TaskTokens, TokenTree, token_tree, tokenize_task
@@ -125,6 +126,8 @@ class LanguagePolicy:
 
     network: nnx.GraphDef[GPT2]
     task: TaskTokens
+    placement: Placement = ONE_DEVICE
+    """Where episodes and histories are computed."""
 
     def read_opening(self, params: PyTree) -> tuple[Float[Array, " action"], Context]:
         """Scores of the first action, and the context that every episode continues."""
@@ -146,7 +149,7 @@ class LanguagePolicy:
           Scores before normalization; after an episode's end they are finite and mean nothing.
         """
         first, context = self.read_opening(params)
-        episodes = actions.shape[1]
+        episodes, actions = actions.shape[1], self.placement.rows(actions, axis=1)
         tokens, lengths = self._segments(actions[:-1], _variants(actions)[:-1])
         later, _ = score(
             self._merge(params), self.task.tree, tokens.swapaxes(0, 1), lengths.T, context.repeat(episodes)
@@ -169,7 +172,7 @@ class LanguagePolicy:
         Returns:
           The actions, -1 after an episode's end, and the log-probabilities they were drawn from, 0 there.
         """
-        episodes = uniforms.shape[1]
+        episodes, uniforms = uniforms.shape[1], self.placement.rows(uniforms, axis=1)
         width = self.task.segments.shape[-1]
         first, opening = self.read_opening(params)
         opened = opening.visible.shape[1]
@@ -230,7 +233,7 @@ class LanguagePolicy:
         results, pages = [jax.nn.log_softmax(first)[None]], list[Cache]()  # per level; a page is a history's segment
 
         def read(these: Int[Array, " row"], step: int) -> tuple[Float[Array, "row action"], Cache]:
-            rows = len(these)
+            rows, these = len(these), self.placement.rows(these, axis=0)
             context = opening.repeat(rows)
             if step > 1:
                 ancestors = jnp.asarray(histories.ancestors)[these, : step - 1]
