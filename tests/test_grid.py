@@ -107,7 +107,7 @@ def test_differences_between_grids_are_named():
         ({"seeds": [1], "history_every": -1}, "--history-every"),
         ({"seeds": [1], "seed": [3]}, "seed"),
         ({"seeds": [1], "learning_rate": [3]}, "learning_rate"),
-        ({"seeds": [1], "backend": "hf", "model": "x"}, "--backend"),
+        ({"seeds": [1], "backend": "hf"}, "--model"),
         ({"seeds": [1], "clip": 2.0}, "--clip"),
     ],
 )

@@ -91,7 +91,7 @@ def test_a_dry_run_needs_no_jax(tmp_path):
         (["--seeds", "3", "--shard", "3/2"], "--shard"),
         (["--seeds", "3", "--shard", "x"], "--shard"),
         (["--seeds", "3", "--address", "here"], "--address"),
-        (["--seeds", "3", "--backend", "hf", "--model", "x"], "--backend"),
+        (["--seeds", "3", "--backend", "hf"], "--model"),
         (["--seeds", "3", "--device", "abacus"], "--device"),
         (["--seeds", "3", "--output", "/proc/sweep"], "/proc/sweep"),
         (["--seeds", "3", "--output", "/dev/null"], "/dev/null"),

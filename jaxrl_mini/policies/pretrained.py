@@ -60,6 +60,8 @@ class Checkpoint:
     """Id of the token that ends a text."""
     companions: Mapping[str, bytes]
     """The files to be written beside the weights by `save_checkpoint`, as they were read."""
+    dtype: str = "float32"
+    """What the network computes in and `save_checkpoint` writes; `params` keep small optimizer steps in float32."""
 
 
 def load_checkpoint(folder: str | os.PathLike[str], dtype: DTypeLike = jnp.float32) -> Checkpoint:
@@ -67,7 +69,7 @@ def load_checkpoint(folder: str | os.PathLike[str], dtype: DTypeLike = jnp.float
 
     Args:
       folder: holds `config.json`, safetensors and a tokenizer.
-      dtype: what the network computes in; its weights stay float32.
+      dtype: what the network computes in, and what weights are saved in; those in memory are float32.
 
     Raises:
       CheckpointError: a file is missing or damaged, the architecture or one of its flags is not supported, a
@@ -82,7 +84,7 @@ def load_checkpoint(folder: str | os.PathLike[str], dtype: DTypeLike = jnp.float
     network, shapes = nnx.split(nnx.eval_shape(lambda: GPT2(config, dtype, rngs=nnx.Rngs(0))))
     params = _read_weights(folder, files, shapes, config)
     companions = {name: (folder / name).read_bytes() for name in COMPANIONS if (folder / name).is_file()}
-    return Checkpoint(config, network, params, encode, end_of_text, companions)
+    return Checkpoint(config, network, params, encode, end_of_text, companions, jnp.dtype(dtype).name)
 
 
 def check_destination(folder: str | os.PathLike[str], overwrite: bool = False) -> None:
@@ -106,7 +108,7 @@ def check_destination(folder: str | os.PathLike[str], overwrite: bool = False) -
 def save_checkpoint(folder: str | os.PathLike[str], checkpoint: Checkpoint, overwrite: bool = False) -> None:
     """Writes a folder that `transformers` loads as a causal language model, whole or not at all.
 
-    The tensors have their standard names and dtype float32; configuration and tokenizer are those of the folder
+    The tensors have their standard names and the checkpoint's dtype; configuration and tokenizer are those of the folder
     that was read.
 
     Raises:
@@ -118,11 +120,11 @@ def save_checkpoint(folder: str | os.PathLike[str], checkpoint: Checkpoint, over
     tensors: dict[str, np.ndarray] = {}
     for place, variable in nnx.to_flat_state(checkpoint.params):
         name = _tensor_name(place)
-        tensor = np.asarray(variable[...])
+        tensor = np.asarray(variable[...]).astype(jnp.dtype(checkpoint.dtype))
         tensors[name] = np.ascontiguousarray(tensor.T) if name == "lm_head.weight" else tensor
     config = json.loads(checkpoint.companions["config.json"])
     config.pop("torch_dtype", None)  # what `dtype` was called before
-    config |= {"architectures": [ARCHITECTURES[0]], "dtype": "float32"}
+    config |= {"architectures": [ARCHITECTURES[0]], "dtype": checkpoint.dtype}
     companions = {**checkpoint.companions, "config.json": (json.dumps(config, indent=2) + "\n").encode()}
     aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
