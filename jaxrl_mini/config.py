@@ -45,7 +45,9 @@ class Config:
     clip: float = setting(0.2, "ratios are clipped to [1 - clip, 1 + clip]", above=0.0, below=1.0)
     beta: float = setting(0.02, "coefficient of KL(policy || reference)", minimum=0.0)
     eval_episodes: int = setting(500, "sampled evaluation episodes, before and after", minimum=1)
-    dtype: str | None = setting(None, "what a language model computes in, and its saved weights [float32]", choices=DTYPES)
+    dtype: str | None = setting(
+        None, "what a language model computes in, and its saved weights [float32]", choices=DTYPES
+    )
     micro_batch: int | None = setting(None, "episodes of a language model's update at once [4]", minimum=1)
     exact_every: int | None = setting(None, "iterations between a language model's exact evaluations [10]", minimum=1)
 

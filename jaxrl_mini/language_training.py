@@ -93,7 +93,7 @@ def _by_context(log_probs: Float[Array, "step row action"]) -> Float[Array, "con
 @partial(jax.jit, static_argnames=("policy", "sizes"))
 def sample(
     policy: LanguagePolicy, params: PyTree, seed: Seeds, number: Int[Array, ""], *, sizes: Sizes
-) -> tuple[Episodes, Float[Array, "step episode action"]]:
+) -> tuple[Episodes, Float[Array, "step batch action"]]:
     """The episodes of one iteration, and the log-probabilities of all actions they were drawn from, 0 after the end."""
     batch_shape = (sizes.groups, sizes.group_size)
     uniforms = jnp.stack(rollout.draw_uniforms(seed, rollout.TRAINING, number, *batch_shape))
@@ -107,8 +107,8 @@ def learn(
     state: State,
     initial: PyTree,
     episodes: Episodes,
-    rewards: Float[Array, "group episode"],
-    behavior: Float[Array, "step episode action"],
+    rewards: Float[AnyArray, "group episode"],
+    behavior: Float[AnyArray, "step batch action"],
     settings: Settings,
     *,
     sizes: Sizes,
@@ -124,7 +124,7 @@ def learn(
       initial: the weights of the frozen reference policy.
       episodes: the batch.
       rewards: of each episode, 0 or 1.
-      behavior: log-probabilities that the episodes were drawn from; those of actions not taken do not matter.
+      behavior: log-probabilities that the episodes, flattened, were drawn from; those of actions not taken do not matter.
       settings: the settings that are data.
       sizes: the settings that shape the program.
       micro_batch: rows of a gradient at once.

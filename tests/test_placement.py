@@ -31,7 +31,7 @@ except UserError as error:
 after = run.state.params["h"][0]["attn"]["c_attn"]["kernel"][...]
 moment = run.state.moments.mu["h"][0]["mlp"]["c_proj"]["kernel"][...]
 print(json.dumps({
-    "devices": len(kernel.sharding.device_set), "history": history, "exact": run.exact_success_rate(),
+    "devices": len(kernel.sharding.device_set), "history": history,
     "shards": [list(array.sharding.shard_shape(array.shape)) for array in (kernel, after, moment)],
     "shapes": [list(array.shape) for array in (kernel, after, moment)],
     "refused": refused,
@@ -51,7 +51,6 @@ def test_eight_devices_learn_what_one_learns(tiny_folder):
         metrics = one.advance()[0]
         for name in FIGURES:
             assert row[name] == pytest.approx(metrics[name].item(), rel=1e-3, abs=1e-5), name
-    assert eight["exact"] == pytest.approx(one.exact_success_rate(), abs=1e-5)
     assert eight["refused"] == "--micro-batch 6 cannot be split over data=4: expected a multiple of it"
     assert eight["devices"] == 8 and eight["whole"]
     (rows, columns), same, (inner, width) = eight["shapes"]
