@@ -100,6 +100,7 @@ def use_processes(arguments: argparse.Namespace) -> None:
         )
     import jax
 
+    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM, and the run go on
     try:
         jax.distributed.initialize(**values)
     except (RuntimeError, ValueError) as error:

@@ -19,7 +19,7 @@ from jaxrl_mini import compilation, evaluation, objective, rollout, training, ve
 from jaxrl_mini.config import Config, UserError
 from jaxrl_mini.evaluation import Evaluation
 from jaxrl_mini.histories import enumerate_histories, expectations
-from jaxrl_mini.placement import Placement
+from jaxrl_mini.placement import ONE_DEVICE, Placement
 from jaxrl_mini.policies.language import LanguagePolicy, load_policy
 from jaxrl_mini.policies.pretrained import Checkpoint
 from jaxrl_mini.result import History, Result, columns
@@ -143,10 +143,14 @@ def learn(
 
 @partial(jax.jit, static_argnames="policy")
 def play_chunk(policy: LanguagePolicy, params: PyTree, seed: Seeds, chunk: Int[Array, ""]) -> Episodes:
-    """Evaluation episodes number 512 * chunk and on, each a group of its own."""
+    """Evaluation episodes number 512 * chunk and on, each a group of its own; the same on every device.
+
+    Their rows are not split: XLA's partitioner took minutes for a rollout inside this loop.
+    """
+    one = dataclasses.replace(policy, placement=ONE_DEVICE)
     uniforms = jnp.stack(rollout.draw_uniforms(seed, rollout.EVALUATION, chunk, evaluation.CHUNK, 1))
     parts = uniforms.reshape(MAX_STEPS, -1, EVALUATED_AT_ONCE).swapaxes(0, 1)
-    actions = lax.map(lambda part: policy.sample(params, part)[0], parts)  # [part, step, episode]
+    actions = lax.map(lambda part: one.sample(params, part)[0], parts)  # [part, step, episode]
     return policy.placement.whole(rollout.episodes_from_actions(actions.swapaxes(0, 1).reshape(MAX_STEPS, -1, 1)))
 
 
