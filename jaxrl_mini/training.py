@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_mini import objective, rollout
@@ -23,8 +22,6 @@ from jaxrl_mini.xla import stage, total
 MAX_GRADIENT_NORM = 1.0
 CHUNK = 20
 """Iterations per call of `advance`, at most; also how often the command line reports."""
-
-OPTIMIZER = optax.scale_by_adam(b1=0.9, b2=0.999, eps=1e-8)
 
 
 class Sizes(NamedTuple):
@@ -51,13 +48,23 @@ LossGradient = Callable[[Float[Array, "context action *run"], Batch], Float[Arra
 of a batch."""
 
 
+class Moments(NamedTuple):
+    """Adam's."""
+
+    count: Int[AnyArray, "*run"]
+    """Steps taken."""
+    first: Any
+    """Running means of the gradient, like the parameters."""
+    second: Any
+    """Running means of its square."""
+
+
 class State(NamedTuple):
     """Everything a run's future depends on, beside its settings and the number of the next iteration."""
 
     params: Any
     """The policy's parameters: logits[state, action, *run], or a language model's weights."""
-    moments: optax.ScaleByAdamState
-    """Adam's moments, and the number of steps taken, [*run]."""
+    moments: Moments
     policy: Any
     """The `Distribution` that the table policy's parameters stand for; None for a language model."""
 
@@ -83,8 +90,8 @@ class Log(NamedTuple):
 
 def initial_state(params: Any, policy: Distribution | None = None, run_shape: tuple[int, ...] = ()) -> State:
     """A state before the first iteration; each run counts its own optimizer steps."""
-    moments = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), jax.eval_shape(OPTIMIZER.init, params))
-    return State(params, moments._replace(count=np.zeros(run_shape, np.int32)), policy)
+    first, second = (jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), params) for _ in range(2))
+    return State(params, Moments(np.zeros(run_shape, np.int32), first, second), policy)
 
 
 def update(
@@ -140,11 +147,11 @@ def _loss_gradient(
 @stage
 def _optimizer_step(
     params: Any,
-    moments: optax.ScaleByAdamState,
+    moments: Moments,
     gradient: Any,
     learns: Bool[Array, "*run"] | None,
     lr: Float[Array, "*run"],
-) -> tuple[Any, optax.ScaleByAdamState, Float[Array, "*run"]]:
+) -> tuple[Any, Moments, Float[Array, "*run"]]:
     """One step, but where `learns` is False, parameters and moments stay as they are; also the gradient's norm."""
     norm, scale = _norm_and_scale(gradient, run_axes=lr.ndim)
     after = _adam_step(params, moments, gradient, scale, lr)
@@ -163,20 +170,23 @@ def _norm_and_scale(gradient: Any, *, run_axes: int) -> tuple[Float[Array, "*run
         ]
         norm = jnp.sqrt(functools.reduce(jnp.add, squares))
     else:
-        norm = optax.tree.norm(gradient)
+        norm = jnp.sqrt(sum(jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(gradient)))
     return norm, jnp.minimum(1.0, MAX_GRADIENT_NORM / (norm + 1e-6))
 
 
 @stage
 def _adam_step(
     params: Any,
-    moments: optax.ScaleByAdamState,
+    moments: Moments,
     gradient: Any,
     scale: Float[Array, "*run"],
     lr: Float[Array, "*run"],
-) -> tuple[Any, optax.ScaleByAdamState]:
-    step, moments = OPTIMIZER.update(jax.tree.map(lambda g: g * scale, gradient), moments)
-    return jax.tree.map(lambda p, s: p - lr * s, params, step), moments
+) -> tuple[Any, Moments]:
+    import optax  # a process that finds the trace of its program has no use for it
+
+    adam = optax.scale_by_adam(b1=0.9, b2=0.999, eps=1e-8)
+    step, after = adam.update(jax.tree.map(lambda g: g * scale, gradient), optax.ScaleByAdamState(*moments))
+    return jax.tree.map(lambda p, s: p - lr * s, params, step), Moments(*after)
 
 
 @stage
@@ -232,7 +242,6 @@ def _grade(
     return jnp.asarray(rollout.grade(episodes, verdicts[number % CHUNK]))
 
 
-@partial(jax.jit, static_argnames="sizes", donate_argnames=("state", "log"))
 def advance(
     state: State,
     log: Log,
@@ -249,14 +258,14 @@ def advance(
     The count is data, so that any number of iterations, in calls of any size, runs the same compiled loop.
 
     Args:
-      state: before the first of them; its buffers are used up.
-      log: any; its buffers are used up.
+      state: before the first of them.
+      log: any; `empty_log`, or an earlier one.
       seeds: of the runs.
       reference: log-probabilities of the frozen initial policy.
       settings: of the runs.
       verdicts: the verifier's, for every iteration of the chunk.
       first: the number of the first iteration.
-      count: how many; at least 1.
+      count: how many; for 0 nothing changes.
       sizes: the settings that shape the program.
 
     Returns:

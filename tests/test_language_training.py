@@ -98,7 +98,7 @@ def test_the_micro_batch_changes_memory_not_the_update(word):
         iterate(word, checkpoint.params, verdicts, micro_batch=size) for size in (MICRO_BATCH, 3)
     )
     np.testing.assert_allclose(first.gradient_norm, second.gradient_norm, rtol=1e-4)
-    for a, b in zip(jax.tree.leaves(four.moments.mu), jax.tree.leaves(three.moments.mu), strict=True):
+    for a, b in zip(jax.tree.leaves(four.moments.first), jax.tree.leaves(three.moments.first), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
