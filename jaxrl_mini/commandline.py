@@ -34,8 +34,13 @@ def add_config_flags(parser: argparse.ArgumentParser, several: bool = False) -> 
         union = typing.get_args(field.type) or (field.type,)
         kind = next(kind for kind in union if kind is not type(None))
         shown = "" if field.default is None else f" [{field.default}]"
+        flag = "--" + field.name.replace("_", "-")
+        if kind is bool:
+            chosen, default = ([True], [False]) if several else (True, False)
+            group.add_argument(flag, action="store_const", const=chosen, default=default, help=field.metadata["help"])
+            continue
         group.add_argument(
-            "--" + field.name.replace("_", "-"),
+            flag,
             type=kind,
             nargs="+" if several else None,
             default=[field.default] if several else field.default,

@@ -4,16 +4,26 @@ import dataclasses
 import math
 import numbers
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 BACKENDS = ("table", "hf")
 METHODS = ("grpo", "rs-sft")
 DTYPES = ("float32", "bfloat16")
+ADVANTAGES = ("group-std", "group-sample-std", "group-mean", "batch-std", "rloo", "maxrl", "reinforce")
+AGGREGATIONS = ("episode-mean", "step-mean", "fixed-length")
+SURROGATES = ("clip", "dual-clip", "cispo", "none")
+KLS = ("exact", "k1", "k2", "k3")
+REWARDS = ("verifier", "public-test", "shuffled", "constant")
+"""Beside these there is `noisy:p`."""
 LANGUAGE_ONLY = ("model", "dtype", "micro_batch", "exact_every")
 """Settings that have no use with a table."""
+GRADIENT_ONLY = ("advantage", "aggregation", "surrogate", "clip_high", "kl", "entropy_bonus")
+"""Settings that have no use with rejection sampling."""
 DEFAULT_LR = {"table": 0.08, "hf": 1e-6}
 MAX_SEED = 2**32 - 1
 MAX_COUNT = 2**31 - 1
+MAX_EXACT_GROUP = 1024
+"""The largest group over whose outcomes the exact gradient sums."""
 
 
 class UserError(ValueError):
@@ -23,6 +33,48 @@ class UserError(ValueError):
 def setting(default: Any, help: str, **metadata: Any) -> Any:
     """A dataclass field with the text and the limits that the command line and the checks share."""
     return dataclasses.field(default=default, metadata={"help": help, **metadata})
+
+
+class Variant(NamedTuple):
+    """The choices that tell one estimator of the gradient from another; each has a program of its own.
+
+    The formulas, with their sources, are those of `objective` and `rewards`.
+    """
+
+    advantage: str = "group-std"
+    aggregation: str = "episode-mean"
+    surrogate: str = "clip"
+    kl: str = "exact"
+    reward: str = "verifier"
+    exact_gradient: bool = False
+
+
+DEFAULT_VARIANT = Variant()
+
+
+def noise_of(reward: str) -> float | None:
+    """The p of `noisy:p`; None for another reward.
+
+    Raises:
+      UserError: p is no probability, or there is no such reward.
+    """
+    if reward in REWARDS:
+        return None
+    kind, _, share = str(reward).partition(":")
+    try:
+        noise = float(share) if kind == "noisy" and not share[:1].isspace() else math.nan
+    except ValueError:
+        noise = math.nan
+    if not 0.0 <= noise <= 1.0:
+        known = ", ".join(REWARDS)
+        raise UserError(f"--reward {reward!r} is unknown: expected one of {known}, or noisy:p with p from 0 to 1")
+    return noise
+
+
+def _one_form(reward: str) -> str:
+    """`noisy:0.10` and `noisy:.1` are the same reward."""
+    noise = noise_of(reward)
+    return reward if noise is None else f"noisy:{noise!r}"
 
 
 @dataclass(frozen=True)
@@ -44,6 +96,14 @@ class Config:
     lr: float | None = setting(None, "Adam learning rate [0.08 table, 1e-06 hf]", above=0.0)
     clip: float = setting(0.2, "ratios are clipped to [1 - clip, 1 + clip]", above=0.0, below=1.0)
     beta: float = setting(0.02, "coefficient of KL(policy || reference)", minimum=0.0)
+    advantage: str = setting("group-std", "what an episode is credited with, from the rewards", choices=ADVANTAGES)
+    aggregation: str = setting("episode-mean", "how steps and episodes are averaged", choices=AGGREGATIONS)
+    surrogate: str = setting("clip", "what bounds the ratios of new to old probabilities", choices=SURROGATES)
+    clip_high: float | None = setting(None, "upper clip: ratios to [1 - clip, 1 + clip-high] [clip]", above=0.0)
+    kl: str = setting("exact", "the KL term: over all actions, or an estimator of the sampled one", choices=KLS)
+    entropy_bonus: float = setting(0.0, "coefficient of the policy's entropy", minimum=0.0)
+    exact_gradient: bool = setting(False, "train on the expected loss, as of infinitely many groups")
+    reward: str = setting("verifier", f"{', '.join(REWARDS)}, or noisy:p", parse=_one_form)
     eval_episodes: int = setting(500, "sampled evaluation episodes, before and after", minimum=1)
     dtype: str | None = setting(None, "what a language model computes in [float32]", choices=DTYPES)
     micro_batch: int | None = setting(None, "episodes of a language model's update at once [4]", minimum=1)
@@ -58,11 +118,29 @@ class Config:
             if self.backend != "hf" and (value := getattr(self, name)) is not None:
                 flag = "--" + name.replace("_", "-")
                 raise UserError(f"{flag} {value} has no use with backend {self.backend}: leave it out or use hf")
+        for name in GRADIENT_ONLY:
+            value, default = getattr(self, name), type(self).__dataclass_fields__[name].default
+            if self.method != "grpo" and value != default:
+                flag = "--" + name.replace("_", "-")
+                raise UserError(f"{flag} {value} has no use with method {self.method}: leave it out or use grpo")
+        if self.clip_high is not None and self.surrogate == "none":
+            raise UserError(f"--clip-high {self.clip_high} has no use with surrogate none: leave it out")
+        if self.exact_gradient and self.backend == "hf":
+            raise UserError("--exact-gradient has no use with backend hf: leave it out or use table")
+        if self.exact_gradient and self.group_size > MAX_EXACT_GROUP:
+            raise UserError(
+                f"--group-size {self.group_size} is too large for --exact-gradient: expected at most {MAX_EXACT_GROUP}"
+            )
 
     @property
     def effective_lr(self) -> float:
         """The learning rate in use: `lr`, or the backend's default."""
         return DEFAULT_LR[self.backend] if self.lr is None else self.lr
+
+    @property
+    def variant(self) -> Variant:
+        """The choices of the gradient's estimator."""
+        return Variant(*(getattr(self, name) for name in Variant._fields))
 
     def to_dict(self) -> dict[str, Any]:
         """The settings as plain data, with `effective_lr` beside them."""
@@ -94,6 +172,12 @@ def _checked(field: "dataclasses.Field[Any]", value: Any) -> Any:
         if value not in limits["choices"]:
             raise UserError(f"{flag} {value!r} is unknown: expected one of {', '.join(limits['choices'])}")
         return value
+    if "parse" in limits:
+        return limits["parse"](value)
+    if field.type is bool:
+        if not isinstance(value, bool):
+            raise UserError(f"{flag} {value!r} is out of range: expected True or False")
+        return bool(value)
     if "metavar" in limits:
         if not isinstance(value, str) or not value:
             raise UserError(f"{flag} {value!r} is not a folder's name")

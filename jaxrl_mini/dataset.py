@@ -41,6 +41,7 @@ _METRICS: dict[str, pa.DataType] = {
     "train_success_rate": pa.float64(),
     "mixed_groups": pa.int32(),
     "retained_episodes": pa.int32(),
+    "mean_reward": pa.float64(),
 }
 _EVALUATION: dict[str, pa.DataType] = {
     "successes": pa.int32(),
@@ -61,6 +62,14 @@ RUNS = pa.schema(
         "lr": pa.float64(),
         "clip": pa.float64(),
         "beta": pa.float64(),
+        "advantage": pa.string(),
+        "aggregation": pa.string(),
+        "surrogate": pa.string(),
+        "clip_high": pa.float64(),
+        "kl": pa.string(),
+        "entropy_bonus": pa.float64(),
+        "exact_gradient": pa.bool_(),
+        "reward": pa.string(),
         "eval_episodes": pa.int32(),
         **{f"before_{name}": kind for name, kind in _EVALUATION.items()},
         **{f"after_{name}": kind for name, kind in _EVALUATION.items()},
@@ -70,9 +79,10 @@ RUNS = pa.schema(
         "logits_crc32": pa.uint32(),
     }
 )
-"""`last_*` are the metrics of the last iteration; `finite` whether these and all logits are numbers;
-`iterations_to_90` the first kept iteration, counted from 1, whose exact success is at least 0.9, null where there is
-none; `logits_crc32` the checksum of the final logits as little-endian float32 [state, action]."""
+"""`clip_high` is the upper clip in use, that of `clip` unless another is set; `last_*` are the metrics of the last
+iteration; `finite` whether these and all logits are numbers; `iterations_to_90` the first kept iteration, counted from
+1, whose exact success is at least 0.9, null where there is none; `logits_crc32` the checksum of the final logits as
+little-endian float32 [state, action]."""
 
 HISTORY = pa.schema({**_LABELS, "iteration": pa.int32(), **_METRICS, "exact_success_rate": pa.float64()})
 
@@ -268,8 +278,8 @@ def _empty(schema: pa.Schema, columns: list[str] | None) -> pa.Table:
 
 
 def _table(columns: Columns, schema: pa.Schema) -> pa.Table:
-    """NumPy columns in a schema's order and types; null where a method lacks one, and for -1 in `iterations_to_90`."""
-    optional = {name for name in schema.names if name.endswith("retained_episodes")}
+    """NumPy columns in a schema's order and types; null where a run lacks one, and for -1 in `iterations_to_90`."""
+    optional = {name for name in schema.names if name.endswith(("retained_episodes", "mean_reward"))}
     if set(schema.names) - set(columns) - optional or set(columns) - set(schema.names):
         raise ValueError(f"columns differ from the schema: {sorted(set(columns) ^ set(schema.names))}")
     rows, arrays = len(columns["run"]), []

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_mini.config import MAX_SEED, Config, UserError
+from jaxrl_mini.config import MAX_SEED, Config, UserError, Variant
 
 BLOCK = 64
 """Runs that are computed side by side, by one call of a compiled program."""
@@ -25,8 +25,8 @@ PARTS = 64
 BLOCK_EPISODES = 100 * 32
 """Training episodes of a run at default settings; longer runs make smaller parts."""
 
-PROGRAM_FIELDS = ("method", "groups", "group_size", "epochs")
-"""The settings that shape a compiled program."""
+PROGRAM_FIELDS = ("method", "groups", "group_size", "epochs", *Variant._fields)
+"""The settings that shape a compiled program (see `_program`)."""
 
 SHARED_FIELDS = (*PROGRAM_FIELDS, "iterations", "eval_episodes")
 """Runs of settings that agree in these fill blocks together: the others are data."""
@@ -51,7 +51,7 @@ class Part(NamedTuple):
 
 
 class _Family(NamedTuple):
-    """The settings that share `SHARED_FIELDS`, with where their runs and parts start."""
+    """The settings that share a program and `SHARED_FIELDS`, with where their runs and parts start."""
 
     places: tuple[int, ...]
     first_run: int
@@ -116,7 +116,7 @@ class Grid:
     @property
     def programs(self) -> int:
         """How many training programs are compiled."""
-        return len({_values(config, PROGRAM_FIELDS) for config in self.settings})
+        return len({_program(config) for config in self.settings})
 
     @property
     def parts(self) -> int:
@@ -127,7 +127,7 @@ class Grid:
     def _families(self) -> tuple[_Family, ...]:
         places: dict[tuple[Any, ...], list[int]] = {}
         for place, config in enumerate(self.settings):
-            places.setdefault(_values(config, SHARED_FIELDS), []).append(place)
+            places.setdefault((_program(config), _values(config, SHARED_FIELDS)), []).append(place)
         families, run, part = [], 0, 0
         even = max(1, -(-self.runs // BLOCK) // PARTS)
         for members in places.values():
@@ -264,6 +264,11 @@ def _as_list(given: Any) -> tuple[Any, ...]:
 
 def _values(config: Config, names: Sequence[str]) -> tuple[Any, ...]:
     return tuple(getattr(config, name) for name in names)
+
+
+def _program(config: Config) -> tuple[Any, ...]:
+    """What shapes a setting's compiled program: some numbers are data, but their absence is not."""
+    return (*_values(config, PROGRAM_FIELDS), config.clip_high is None, config.entropy_bonus == 0)
 
 
 def _label(config: Config) -> str:

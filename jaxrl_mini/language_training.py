@@ -20,6 +20,7 @@ from jaxrl_mini.evaluation import Evaluation
 from jaxrl_mini.histories import enumerate_histories, expectations
 from jaxrl_mini.policies.language import LanguagePolicy, load_policy
 from jaxrl_mini.result import History, Result, columns
+from jaxrl_mini.rewards import rewards_of
 from jaxrl_mini.task import MAX_STEPS, NUM_ACTIONS
 from jaxrl_mini.training import Backward, Batch, Log, LossGradient, Sizes, State
 from jaxrl_mini.types import Episodes, Seeds, Settings
@@ -122,13 +123,14 @@ def iterate(
     uniforms = jnp.stack(rollout.draw_uniforms(seed, rollout.TRAINING, number, *batch_shape))
     actions, behavior = policy.sample(state.params, uniforms.reshape(MAX_STEPS, -1))
     episodes = rollout.episodes_from_actions(actions.reshape(MAX_STEPS, *batch_shape))
-    rewards = jnp.asarray(rollout.grade(episodes, verdicts))
-    advantages = objective.advantages(rewards, method=sizes.method)
+    rewards = rewards_of(episodes, verdicts[None], seed, number, reward=sizes.variant.reward)
+    advantages = objective.advantages(rewards, method=sizes.method, advantage=sizes.variant.advantage)
     padded = -(-rewards.size // micro_batch) * micro_batch
-    rows, credit = objective.history_credit(episodes, rewards, advantages, padded)
+    rows, credit = objective.history_credit(episodes, rewards, advantages, padded, sizes.variant)
     batch = Batch(_by_context(behavior[:, rows.first]), in_parts(policy, initial, rows, micro_batch), credit)
+    logged = None if sizes.variant.reward == "verifier" else rewards
     state, log_probs, norm = training.update(state, accumulated(policy, rows, micro_batch), batch, settings, sizes)
-    return state, Log(episodes, credit, batch.behavior, log_probs, norm), batch.reference
+    return state, Log(episodes, credit, batch.behavior, log_probs, norm, logged), batch.reference
 
 
 @partial(jax.jit, static_argnames="policy")
@@ -146,8 +148,8 @@ class Run:
     def __init__(self, config: Config):
         self.config = config
         self.policy, self.checkpoint = load_policy(str(config.model), config.dtype or "float32")
-        self.sizes = Sizes(config.method, config.groups, config.group_size, config.epochs)
-        self.settings = Settings(*(jnp.float32(value) for value in (config.effective_lr, config.clip, config.beta)))
+        self.sizes = Sizes(config.method, config.groups, config.group_size, config.epochs, config.variant)
+        self.settings = jax.tree.map(jnp.float32, Settings.of(config))
         self.seed = jnp.uint32(config.seed)
         self.state = training.initial_state(jax.tree.map(jnp.copy, self.checkpoint.params))
         self.iteration = 0
@@ -173,7 +175,7 @@ class Run:
             micro_batch=self.config.micro_batch or MICRO_BATCH,
         )
         log, reference = jax.tree.map(lambda leaf: np.asarray(leaf)[None, ..., None], left)
-        settings = Settings(*(leaf[None] for leaf in self.settings))
+        settings = jax.tree.map(lambda leaf: leaf[None], self.settings)
         metrics = columns(log, reference, np.array([self.iteration]), settings, self.sizes)
         self.iteration += 1
         return {name: column[:, 0] for name, column in metrics.items()}, log.episodes.packed[0, ..., 0]

@@ -28,6 +28,8 @@ from jaxrl_mini.verifier import training_verdicts
 
 HISTORY = ("loss", "mean_kl", "ratio_outside_clip_fraction")
 CONFIG_KEYS = ("method", "iterations", "groups", "group_size", "epochs", "lr", "clip", "beta")
+OPTION_KEYS = ("advantage", "aggregation", "surrogate", "clip_high", "kl", "entropy_bonus", "reward")
+"""Settings that a recording names only where they are not the defaults."""
 MAX_BYTES = 2**31
 
 
@@ -101,7 +103,8 @@ def read(path: str | Path) -> Recording:
 def _config(path: str | Path, text: np.ndarray | None) -> Config:
     try:
         data = json.loads(str(text[()]))  # type: ignore[index]
-        return Config(**{name: data[name] for name in CONFIG_KEYS})
+        options = {name: data[name] for name in OPTION_KEYS if name in data}
+        return Config(**{name: data[name] for name in CONFIG_KEYS}, **options)
     except UserError as error:
         raise UserError(f"recording {path}: {error}") from error
     except (TypeError, ValueError, KeyError, IndexError, RecursionError) as error:
@@ -126,10 +129,13 @@ def write(result: Result, output: Output) -> None:
     episodes = Episodes(result.packed_episodes)
     verdicts = training_verdicts(0, config.iterations, config.groups)
     flat = Episodes(episodes.packed.reshape(-1, config.group_size))
-    rewards = np.asarray(rollout.grade(flat, verdicts.reshape(-1, NUM_VARIANTS))).reshape(sizes)
-    advantages = np.moveaxis(np.asarray(objective.group_advantages(jnp.moveaxis(rewards, 0, -1))), -1, 0)
+    verdicts = np.asarray(rollout.grade(flat, verdicts.reshape(-1, NUM_VARIANTS))).reshape(sizes)
+    rewards = verdicts if result.rewards is None else result.rewards
+    by_run = objective.group_advantages(jnp.moveaxis(rewards, 0, -1), config.advantage)
+    advantages = np.moveaxis(np.asarray(by_run), -1, 0)
     log_probs = np.moveaxis(np.asarray(table.distribution(jnp.moveaxis(result.logits[:-1], 0, -1)).log_probs), -1, 0)
     settings = {name: config.to_dict()[name] for name in (*CONFIG_KEYS, "seed", "eval_episodes")}
+    settings |= {name: getattr(config, name) for name in OPTION_KEYS if getattr(config, name) != getattr(Config, name)}
     settings["lr"] = config.effective_lr
     arrays = {
         "config": np.array(json.dumps(settings)),
@@ -157,8 +163,8 @@ def replay_errors(recording: Recording) -> dict[str, float | None]:
     A figure that is not in the recording gives None, one that is not a number on one side alone infinity.
     """
     config, arrays = recording.config, recording.arrays
-    sizes = Sizes(config.method, config.groups, config.group_size, config.epochs)
-    settings = Settings(*(jnp.float32(value) for value in (config.effective_lr, config.clip, config.beta)))
+    sizes = Sizes(config.method, config.groups, config.group_size, config.epochs, config.variant)
+    settings = jax.tree.map(jnp.float32, Settings.of(config))
     logits = jnp.asarray(arrays["logits"], jnp.float32)
     reference = table.distribution(logits[0]).log_probs
     moments = training.initial_state(logits[0]).moments
@@ -193,10 +199,14 @@ def _iteration(
     state, log = training.learn(
         state._replace(policy=table.distribution(state.params)), episodes, rewards, reference, settings, sizes=sizes
     )
-    measured = objective.measure(log.log_probs, log.behavior, reference, log.credit, settings, sizes.method)
+    measured = objective.measure(
+        log.log_probs, log.behavior, reference, log.credit, settings, sizes.method, sizes.variant
+    )
     return state.moments, {
         **{name: measured[name] for name in HISTORY},
-        "advantages": objective.group_advantages(rewards) if sizes.method == "grpo" else 0.0 * rewards,
+        "advantages": objective.group_advantages(rewards, sizes.variant.advantage)
+        if sizes.method == "grpo"
+        else 0.0 * rewards,
         "logits": state.params,
         "log_probs": log.behavior,
         "packed": episodes.packed,

@@ -35,6 +35,8 @@ def main(arguments: list[str]) -> None:
     for name in ("save_policy", "trajectories"):
         if getattr(flags, name) is not None and (config.backend == "hf") != (name == "save_policy"):
             raise UserError(f"--{name.replace('_', '-')} has no use with backend {config.backend}: leave it out")
+    if flags.trajectories is not None and config.exact_gradient:
+        raise UserError("--trajectories has no use with --exact-gradient: no sampled episode leads to that update")
     path = Path(flags.output or default_output(config))
     if flags.trajectories is not None and Path(flags.trajectories).resolve() == path.resolve():
         raise UserError(f"--trajectories {flags.trajectories} is also the output: name another file")

@@ -13,8 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl_mini import objective, rollout
+from jaxrl_mini import expected, objective, rollout
+from jaxrl_mini.config import DEFAULT_VARIANT, Variant
 from jaxrl_mini.policies import table
+from jaxrl_mini.rewards import rewards_of
 from jaxrl_mini.task import NUM_ACTIONS, NUM_STATES
 from jaxrl_mini.types import AnyArray, Credit, Distribution, Episodes, Seeds, Settings
 from jaxrl_mini.xla import stage, total
@@ -31,6 +33,7 @@ class Sizes(NamedTuple):
     groups: int
     group_size: int
     epochs: int
+    variant: Variant = DEFAULT_VARIANT
 
 
 class Batch(NamedTuple):
@@ -86,6 +89,8 @@ class Log(NamedTuple):
     """Log-probabilities before the last optimizer step."""
     gradient_norm: Float[AnyArray, "*run"]
     """The gradient's norm at the last optimizer step, before it is clipped."""
+    rewards: Float[AnyArray, "group episode *run"] | None = None
+    """The rewards, where they are not the verifier's verdicts."""
 
 
 def initial_state(params: Any, policy: Distribution | None = None, run_shape: tuple[int, ...] = ()) -> State:
@@ -114,7 +119,7 @@ def update(
     learns = _has_credit(batch.credit) if sizes.method == "rs-sft" else None
 
     def loss_gradient(log_probs: Array, part: Batch) -> Array:
-        return _loss_gradient(log_probs, *part, settings, method=sizes.method)
+        return _loss_gradient(log_probs, *part, settings, method=sizes.method, variant=sizes.variant)
 
     def step(_: Array, carry: tuple[State, Array, Array]) -> tuple[State, Array, Array]:
         state, _, _ = carry
@@ -126,7 +131,7 @@ def update(
     return jax.lax.fori_loop(0, sizes.epochs, step, (state, batch.behavior, settings.lr))
 
 
-@partial(stage, static_argnames="method")
+@partial(stage, static_argnames=("method", "variant"))
 def _loss_gradient(
     log_probs: Float[Array, "context action *run"],
     behavior: Float[Array, "context action *run"],
@@ -135,11 +140,12 @@ def _loss_gradient(
     settings: Settings,
     *,
     method: str,
+    variant: Variant,
 ) -> Float[Array, "context action *run"]:
     """The loss is a sum over contexts and actions, so its gradient by the log-probabilities is elementwise."""
 
     def loss(log_probs: Array) -> Array:
-        return jnp.sum(objective.loss_terms(log_probs, behavior, reference, credit, settings, method))
+        return jnp.sum(objective.loss_terms(log_probs, behavior, reference, credit, settings, method, variant))
 
     return jax.grad(loss)(log_probs)
 
@@ -202,16 +208,23 @@ def learn(
     reference: Float[Array, "24 6 *run"],
     settings: Settings,
     sizes: Sizes,
+    credit: Credit | None = None,
 ) -> tuple[State, Log]:
-    """The table policy learns from graded episodes, which it sampled."""
-    batch = Batch(state.policy.log_probs, reference, _credit(episodes, rewards, method=sizes.method))
+    """The table policy learns from rewarded episodes, which it sampled; or from `credit`, if it is given."""
+    if credit is None:
+        credit = _credit(episodes, rewards, method=sizes.method, variant=sizes.variant)
+    batch = Batch(state.policy.log_probs, reference, credit)
     state, log_probs, norm = update(state, _table_backward, batch, settings, sizes, policy_of=table.distribution)
-    return state, Log(episodes, batch.credit, batch.behavior, log_probs, norm)
+    logged = None if sizes.variant.reward == "verifier" else rewards
+    return state, Log(episodes, batch.credit, batch.behavior, log_probs, norm, logged)
 
 
-@partial(stage, static_argnames="method")
-def _credit(episodes: Episodes, rewards: Float[Array, "group episode *run"], *, method: str) -> Credit:
-    return objective.state_credit(episodes, rewards, objective.advantages(rewards, method=method))
+@partial(stage, static_argnames=("method", "variant"))
+def _credit(
+    episodes: Episodes, rewards: Float[Array, "group episode *run"], *, method: str, variant: Variant
+) -> Credit:
+    advantages = objective.advantages(rewards, method=method, advantage=variant.advantage)
+    return objective.state_credit(episodes, rewards, advantages, variant)
 
 
 def _table_backward(state: State, batch: Batch, loss_gradient: LossGradient) -> tuple[Array, Array]:
@@ -232,14 +245,17 @@ def iterate(
     episodes = rollout.rollout(
         state.policy.probs, seeds, number, stream=rollout.TRAINING, groups=sizes.groups, group_size=sizes.group_size
     )
-    return learn(state, episodes, _grade(episodes, verdicts, number), reference, settings, sizes=sizes)
-
-
-@stage
-def _grade(
-    episodes: Episodes, verdicts: Bool[Array, "20 group variant"], number: Int[Array, ""]
-) -> Float[Array, "group episode *run"]:
-    return jnp.asarray(rollout.grade(episodes, verdicts[number % CHUNK]))
+    rewards = rewards_of(episodes, verdicts, seeds, number, reward=sizes.variant.reward)
+    credit = None
+    if sizes.variant.exact_gradient:
+        credit = expected.expected_credit(
+            state.policy.probs,
+            verdicts[number % CHUNK],
+            group_size=sizes.group_size,
+            method=sizes.method,
+            variant=sizes.variant,
+        )
+    return learn(state, episodes, rewards, reference, settings, sizes=sizes, credit=credit)
 
 
 def advance(
@@ -283,5 +299,7 @@ def empty_log(sizes: Sizes, run_shape: tuple[int, ...]) -> Log:
     shape = (NUM_STATES, NUM_ACTIONS, *run_shape)
     by_action = np.zeros(shape, np.float32)
     packed = np.zeros((sizes.groups, sizes.group_size, *run_shape), np.int32)
-    credit = Credit(by_action, by_action, by_action, by_action[:, 0])
-    return Log(Episodes(packed), credit, by_action, by_action, np.zeros(run_shape, np.float32))
+    taken = by_action if sizes.variant.kl != "exact" else None
+    credit = Credit(by_action, by_action, by_action, by_action[:, 0], taken)
+    rewards = None if sizes.variant.reward == "verifier" else packed.astype(np.float32)
+    return Log(Episodes(packed), credit, by_action, by_action, np.zeros(run_shape, np.float32), rewards)

@@ -26,6 +26,14 @@ def test_the_defaults_are_the_articles():
         "lr": None,
         "clip": 0.2,
         "beta": 0.02,
+        "advantage": "group-std",
+        "aggregation": "episode-mean",
+        "surrogate": "clip",
+        "clip_high": None,
+        "kl": "exact",
+        "entropy_bonus": 0.0,
+        "exact_gradient": False,
+        "reward": "verifier",
         "eval_episodes": 500,
         "dtype": None,
         "micro_batch": None,
@@ -60,6 +68,17 @@ BAD = [
     *[("clip", value, "a number above 0 and below 1") for value in (0, 1, 1.5, -0.2, math.nan, math.inf)],
     *[("beta", value, "a number from 0.0, finite") for value in (-1, -1e-9, math.nan, math.inf)],
     ("iterations", None, COUNT),
+    ("advantage", "gae", "one of group-std, group-sample-std, group-mean, batch-std, rloo, maxrl, reinforce"),
+    ("aggregation", "sum", "one of episode-mean, step-mean, fixed-length"),
+    ("surrogate", "ppo", "one of clip, dual-clip, cispo, none"),
+    ("kl", "k4", "one of exact, k1, k2, k3"),
+    *[("clip_high", value, "a number above 0, finite") for value in (0, -0.1, math.nan, math.inf)],
+    *[("entropy_bonus", value, "a number from 0.0, finite") for value in (-1e-9, math.nan, math.inf)],
+    *[("exact_gradient", value, "True or False") for value in (None, 1, "yes")],
+    *[
+        ("reward", value, "one of verifier, public-test, shuffled, constant, or noisy:p with p from 0 to 1")
+        for value in ("test", "noisy", "noisy:", "noisy:1.1", "noisy:-0.1", "noisy:nan", "noisy: 0.1", "loud:0.1", None)
+    ],
 ]
 
 
@@ -99,6 +118,29 @@ def test_a_language_model_needs_its_folder_and_a_table_has_no_use_for_one():
         Config(backend="hf")
     with pytest.raises(UserError, match="--model folder has no use with backend table"):
         Config(model="folder")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"advantage": "rloo"}, "--advantage rloo has no use with method rs-sft"),
+        ({"aggregation": "step-mean"}, "--aggregation step-mean has no use with method rs-sft"),
+        ({"surrogate": "none"}, "--surrogate none has no use with method rs-sft"),
+        ({"clip_high": 0.3}, "--clip-high 0.3 has no use with method rs-sft"),
+        ({"kl": "k1"}, "--kl k1 has no use with method rs-sft"),
+        ({"entropy_bonus": 0.1}, "--entropy-bonus 0.1 has no use with method rs-sft"),
+        ({"method": "grpo", "surrogate": "none", "clip_high": 0.3}, "--clip-high 0.3 has no use with surrogate none"),
+        ({"backend": "hf", "model": "x", "exact_gradient": True}, "--exact-gradient has no use with backend hf"),
+        ({"exact_gradient": True, "group_size": 1025}, "--group-size 1025 is too large for --exact-gradient"),
+    ],
+)
+def test_an_option_that_would_have_no_effect_is_refused(settings, message):
+    with pytest.raises(UserError, match=message):
+        Config(**{"method": "rs-sft"} | settings)
+
+
+def test_a_noisy_reward_has_one_form():
+    assert Config(reward="noisy:0.10") == Config(reward="noisy:.1") and Config(reward="noisy:.1").reward == "noisy:0.1"
 
 
 def test_a_config_cannot_be_changed():

@@ -59,6 +59,11 @@ def test_other_methods_and_sizes_are_other_programs():
         assert kinds == {(part.shared.method, part.shared.group_size)}
 
 
+def test_options_are_other_programs_and_their_numbers_are_not():
+    options = {"advantage": ["group-std", "rloo"], "clip_high": [None, 0.3, 0.4], "entropy_bonus": [0.0, 0.1, 0.2]}
+    assert Grid.product([1], **options).programs == 8
+
+
 def test_more_iterations_share_a_program_but_no_block():
     grid = Grid.product([1], iterations=[20, 40])
     assert grid.programs == 1 and [grid.part(i).shared.iterations for i in (0, 1)] == [20, 40]
