@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ LIMITS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 """Breaking one of these rules of the schema makes a figure wrong; breaking another, the file no record."""
 IMMATERIAL = ("python", "device_count", "git_commit", "git_dirty")
 """What of a record's `runtime` has no influence on its figures."""
+TIMES = ("train_and_final_eval_seconds", "compile_seconds", "run_seconds")
 
 
 class Finding(NamedTuple):
@@ -36,7 +37,7 @@ class Finding(NamedTuple):
     """What it must be; where several values are possible, the nearest."""
 
     @property
-    def difference(self) -> float | None:
+    def difference(self) -> int | float | None:
         """How far it is off; None where one of the two is no number."""
         if isinstance(self.record, (int, float)) and isinstance(self.expected, (int, float)):
             return abs(self.record - self.expected)
@@ -80,12 +81,10 @@ def inconsistencies(record: Mapping[str, Any], config: Config) -> list[Finding]:
     claims.append(("length of history", len(record["history"]), config.iterations, 0.0))
     for place, row in enumerate(record["history"]):
         claims += _iteration_claims(f"history[{place}]", place, row, config)
-    last, timing = record["history"][-1]["exact_success_rate"], record["timing"]
-    claims.append(
-        ("after.exact_success_rate", record["after"]["exact_success_rate"], last, FLOAT32_ROUNDING),
-    )
-    elapsed, compiling = timing["train_and_final_eval_seconds"], timing["compile_seconds"]
-    claims.append(("timing.run_seconds", timing["run_seconds"], elapsed - compiling, ROUNDING))
+    final, last = record["after"]["exact_success_rate"], record["history"][-1]["exact_success_rate"]
+    claims.append(("after.exact_success_rate", final, last, FLOAT32_ROUNDING))
+    elapsed, compiling, running = (record["timing"][name] for name in TIMES)
+    claims.append(("timing.run_seconds", running, elapsed - compiling, ROUNDING))
     findings = ((Finding(*claim[:3]), claim[3]) for claim in claims)
     return [finding for finding, tolerance in findings if finding.beyond(tolerance)]
 
@@ -123,9 +122,7 @@ def _evaluation_claims(when: str, figures: Mapping[str, Any], config: Config) ->
     yield f"{when}.exact_mean_kl", kl, 0.0 if kl and when == "before" else _clipped(kl, 0, math.inf), FLOAT32_ROUNDING
 
 
-def _nearest_mean_interval(
-    interval: tuple[float, float] | None, actions: int, episodes: int
-) -> tuple[float, float] | None:
+def _nearest_mean_interval(interval: Sequence[float] | None, actions: int, episodes: int) -> tuple[float, float] | None:
     """The Student interval of episodes with so many actions in all whose width comes nearest to that of another."""
     unit = mean_interval(0, episodes - 1, episodes)  # of variance 1
     if unit is None:
@@ -186,7 +183,7 @@ def _nearest_mixed(value: int, successes: int, groups: int, group_size: int) -> 
     return next(mixed for mixed in around if possible(mixed))  # never more than two apart
 
 
-def _clipped(value: Any, low: float, high: float) -> Any:
+def _clipped(value: Any, low: Any, high: Any) -> Any:
     """The nearest value from `low` to `high`; None for None."""
     return None if value is None else min(max(value, low), high)
 

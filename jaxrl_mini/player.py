@@ -1,10 +1,10 @@
 """A kept policy of either kind, ready to play: what it would do after any actions, an episode, and its figures."""
 
+import abc
 import dataclasses
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -21,15 +21,18 @@ from jaxrl_mini.task import MAX_STEPS, NUM_VARIANTS, TABLES
 from jaxrl_mini.types import Episodes
 
 
-class Player(Protocol):
+class Player(abc.ABC):
     """What the two kinds of policy have in common."""
 
+    @abc.abstractmethod
     def probabilities(self, actions: Sequence[int]) -> Float[np.ndarray, " action"]:
         """Of the six actions, after those that an open episode has taken."""
 
+    @abc.abstractmethod
     def episode(self, seed: int) -> list[int]:
         """The actions of the first evaluation episode of a seed."""
 
+    @abc.abstractmethod
     def evaluate(self, episodes: int, seed: int) -> Evaluation:
         """Plays evaluation episodes, and computes their expectations exactly.
 
@@ -50,7 +53,7 @@ def load_player(folder: str | os.PathLike[str]) -> Player:
     return LanguagePlayer(folder)
 
 
-class TablePlayer:
+class TablePlayer(Player):
     """A table of logits, float32 [state, action]."""
 
     def __init__(self, logits: Float[np.ndarray, "24 6"]):
@@ -68,7 +71,7 @@ class TablePlayer:
         """See `Player`."""
         log_probs = jnp.asarray(self.log_probs, jnp.float32)
         played = rollout.rollout(
-            log_probs, jnp.uint32(seed), jnp.uint32(0), stream=rollout.EVALUATION, groups=1, group_size=1
+            log_probs, jnp.uint32(seed), jnp.int32(0), stream=rollout.EVALUATION, groups=1, group_size=1
         )
         return _taken(Episodes(np.asarray(played.packed)).actions)
 
@@ -79,7 +82,7 @@ class TablePlayer:
         return evaluation.evaluate(copies, seeds, verifier.evaluation_verdicts(episodes))[0]
 
 
-class LanguagePlayer:
+class LanguagePlayer(Player):
     """A language model's checkpoint folder."""
 
     def __init__(self, folder: str | os.PathLike[str]):
@@ -97,7 +100,7 @@ class LanguagePlayer:
 
     def episode(self, seed: int) -> list[int]:
         """See `Player`."""
-        uniforms = jnp.stack(rollout.draw_uniforms(jnp.uint32(seed), rollout.EVALUATION, jnp.uint32(0), 1, 1))
+        uniforms = jnp.stack(rollout.draw_uniforms(jnp.uint32(seed), rollout.EVALUATION, jnp.int32(0), 1, 1))
         actions, _ = jax.jit(self.policy.sample)(self.checkpoint.params, uniforms.reshape(MAX_STEPS, 1))
         return _taken(actions)
 

@@ -152,7 +152,7 @@ def test_what_is_saved_does_not_depend_on_the_folder_that_was_read(folder, tmp_p
 def test_a_folder_is_written_whole_or_not_at_all(golden, tmp_path, monkeypatch):
     checkpoint = load_checkpoint(golden / "tiny-gpt2-word")
     monkeypatch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError("disk full")))
-    with pytest.raises(UserError, match="cannot save a policy to .*disk full"):
+    with pytest.raises(UserError, match=r"cannot save a policy to .*disk full"):
         save_checkpoint(tmp_path / "saved", checkpoint)
     assert list(tmp_path.iterdir()) == []
 
