@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
-from scipy.special import log_softmax
+from scipy.special import softmax
 
 from jaxrl_mini import evaluation, folders, rollout, verifier
 from jaxrl_mini.config import Config, UserError
@@ -58,20 +58,20 @@ class TablePlayer(Player):
 
     def __init__(self, logits: Float[np.ndarray, "24 6"]):
         self.logits = logits
-        self.log_probs = log_softmax(logits.astype(np.float64), axis=1)
+        self.probs = softmax(logits.astype(np.float64), axis=1)
 
     def probabilities(self, actions: Sequence[int]) -> Float[np.ndarray, " action"]:
         """See `Player`."""
         variant = 0
         for step, action in enumerate(actions):
             variant = TABLES.next_variant[step, variant, action]
-        return np.exp(self.log_probs[len(actions) * NUM_VARIANTS + variant])
+        return self.probs[len(actions) * NUM_VARIANTS + variant]
 
     def episode(self, seed: int) -> list[int]:
         """See `Player`."""
-        log_probs = jnp.asarray(self.log_probs, jnp.float32)
+        probs = jnp.asarray(self.probs, jnp.float32)
         played = rollout.rollout(
-            log_probs, jnp.uint32(seed), jnp.int32(0), stream=rollout.EVALUATION, groups=1, group_size=1
+            probs, jnp.uint32(seed), jnp.int32(0), stream=rollout.EVALUATION, groups=1, group_size=1
         )
         return _taken(Episodes(np.asarray(played.packed)).actions)
 
