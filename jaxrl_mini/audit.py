@@ -14,9 +14,10 @@ from jaxrl_mini.config import Config, UserError
 from jaxrl_mini.evaluation import mean_interval, success_interval
 from jaxrl_mini.task import MAX_STEPS, NUM_ACTIONS
 
-TOLERANCE = 1e-4
-"""Between platforms, times the figure where that is above 1; counts have none. With vector instructions
-no newer than SSE4.2, 24 runs with the default settings differed by at most 1e-5, in no count."""
+TOLERANCE = 5e-4
+"""Between platforms, times the figure where that is above 1; counts have none. With vector instructions no newer than
+SSE4.2, 24 runs with the default settings differed by at most 1e-5; compiled from another program for the same formulas,
+six by at most 7.5e-5; in no count."""
 ROUNDING = 1e-9
 """Between a figure and what follows for it from others in float64; `FLOAT32_ROUNDING` where those are in float32."""
 FLOAT32_ROUNDING = 1e-6

@@ -17,7 +17,7 @@ examples:
 
 First the record is checked against itself: its form, rates and intervals against counts, the history against the
 settings. If that holds, and unless --static is said, its settings run again and every figure but the times is
-compared: bit for bit on the same platform and versions, elsewhere counts exactly and the rest within 1e-4 (times the
+compared: bit for bit on the same platform and versions, elsewhere counts exactly and the rest within 5e-4 (times the
 figure where it is above 1). Should rounding there make a policy draw another action, the two runs part, and that is
 reported too; a large learning rate or many epochs make rounding grow.
 

@@ -252,10 +252,10 @@ OTHER = {"jax": "0.10.1", "processor": "another", "platform": "Linux-6.1-aarch64
 @pytest.mark.parametrize("name", OTHER)
 def test_on_another_platform_or_version_figures_have_a_tolerance_and_counts_none(check, record, name):
     there = elsewhere(record, **{name: OTHER[name]})
-    outcome, lines = check(put(there, ("history", 1, "loss"), lambda loss: loss + 5e-5))
-    assert outcome.code == 0 and lines[-1]["tolerance"] == 1e-4
+    outcome, lines = check(put(there, ("history", 1, "loss"), lambda loss: loss + 4e-4))
+    assert outcome.code == 0 and lines[-1]["tolerance"] == 5e-4
     assert lines[-1]["elsewhere"] == {name: [OTHER[name], records.runtime()[name]]} or name == "platform"
-    assert check(put(there, ("history", 1, "loss"), lambda loss: loss + 2e-4))[0].code == 1
+    assert check(put(there, ("history", 1, "loss"), lambda loss: loss + 6e-4))[0].code == 1
     outcome, lines = check(put(there, ("history", 1, "mixed_groups"), lambda groups: groups + 1))
     assert outcome.code == 1
 
