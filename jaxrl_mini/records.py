@@ -14,6 +14,7 @@ from typing import IO, Any
 
 import jax
 
+from jaxrl_mini import hardware
 from jaxrl_mini.config import Config, UserError
 from jaxrl_mini.evaluation import Evaluation
 from jaxrl_mini.result import Result
@@ -23,7 +24,7 @@ SCOPE = (
     "One run on one small, fully observable task with a private verifier. It shows how a training loop behaves "
     "here, exactly; it says nothing about agents in open environments."
 )
-PACKAGES = ("jaxrl_mini", "jax", "jaxlib", "flax", "optax", "numpy")
+PACKAGES = ("jaxrl_mini", "jax", "jaxlib", "flax", "optax", "numpy", "scipy")
 
 
 def runtime() -> dict[str, Any]:
@@ -33,6 +34,8 @@ def runtime() -> dict[str, Any]:
         "python": platform.python_version(),
         **{package: _version(package) for package in PACKAGES},
         "platform": platform.platform(),
+        "processor": hardware.processor(),
+        "cores": hardware.cores(),
         "device_kind": devices[0].device_kind,
         "device_platform": devices[0].platform,
         "device_count": len(devices),
@@ -203,13 +206,20 @@ def read(path: str | Path) -> dict[str, Any]:
       UserError: the file cannot be read, or is not a record of a schema this version knows.
     """
     try:
-        data = json.loads(Path(path).read_bytes())
+        data = json.loads(Path(path).read_bytes(), parse_constant=_finite, parse_int=_finite, parse_float=_finite)
     except OSError as error:
         raise UserError(f"record {path} cannot be read ({error.strerror})") from error
     except (ValueError, RecursionError) as error:
-        raise UserError(f"record {path} is not JSON") from error
+        raise UserError(f"record {path} is not JSON with finite numbers") from error
     if not isinstance(data, dict) or data.get("schema_version") != SCHEMA_VERSION:
         raise UserError(f"record {path} is not of schema version {SCHEMA_VERSION}")
     if not isinstance(data.get("config"), dict) or not isinstance(data.get("history"), list):
         raise UserError(f"record {path} lacks its config or history")
     return data
+
+
+def _finite(text: str) -> int | float:
+    """Reads a number that float64 holds."""
+    if not math.isfinite(float(text)):
+        raise ValueError(f"{text} is not finite")
+    return int(text) if text.lstrip("-").isdigit() else float(text)

@@ -70,18 +70,19 @@ def make_tiny_model(
     """Writes the folder, and returns its configuration and what the warm start reached, if any.
 
     Raises:
-      CheckpointError: the folder cannot be written, or is not empty and not to be overwritten.
+      UserError: the folder cannot be written, or is not empty and not to be overwritten.
     """
     import jax
     import jax.numpy as jnp
     from flax import nnx
 
+    from jaxrl_mini import folders
     from jaxrl_mini.policies.gpt2 import GPT2, GPT2Config
     from jaxrl_mini.policies.language import LanguagePolicy
-    from jaxrl_mini.policies.pretrained import Checkpoint, check_destination, save_checkpoint
+    from jaxrl_mini.policies.pretrained import Checkpoint, save_checkpoint
     from jaxrl_mini.policies.prompts import tokenize_task
 
-    check_destination(folder, overwrite)
+    folders.check_destination(folder, overwrite)
     built = _word_tokenizer() if tokenizer == "word" else _bpe_tokenizer()
     built.encode_special_tokens = True
 

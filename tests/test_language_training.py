@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from plain_language import plain_log_probs, prompt_after
 
-from jaxrl_mini import fleet, language_training, objective, rollout, training
+from jaxrl_mini import fleet, language_training, load_player, objective, records, rollout, training
 from jaxrl_mini.config import Config, UserError
 from jaxrl_mini.language_training import MICRO_BATCH, Run
 from jaxrl_mini.policies.language import load_policy
@@ -182,6 +182,8 @@ def test_a_command_trains_records_and_saves_a_model_that_loads(word, tiny_folder
     run = Run(tiny(tmp_path / "policy"))
     assert run.exact_success_rate() == pytest.approx(record["after"]["exact_success_rate"], abs=1e-5)
     assert run.checkpoint.config == word[1].config
+    played = records.finite(records.summary(load_player("policy").evaluate(40, seed=7)))
+    assert played | {"exact_mean_kl": record["after"]["exact_mean_kl"]} == record["after"]
     again = train_command(*flags)
     assert again.code == 2 and "not empty" in again.err[-1]
 

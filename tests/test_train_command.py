@@ -174,7 +174,7 @@ def test_a_device_that_is_not_there_is_refused_naming_those_that_are(train_comma
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("module", ["jaxrl_mini.train", "jaxrl_mini.replay"])
+@pytest.mark.parametrize("module", [f"jaxrl_mini.{name}" for name in ("train", "replay", "play", "reproduce")])
 def test_help_answers_without_importing_jax(tmp_path, module):
     done = run_process(tmp_path, "-X", "importtime", "-m", module, "--help")
     assert done.returncode == 0

@@ -7,8 +7,6 @@ read, because importing it takes seconds. Nothing is fetched, no code from a fol
 
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -17,11 +15,11 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import safetensors
-import safetensors.numpy
 from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import PyTree
 
+from jaxrl_mini import folders
 from jaxrl_mini.config import UserError
 from jaxrl_mini.policies.gpt2 import ACTIVATIONS, GPT2, GPT2Config
 from jaxrl_mini.policies.prompts import Encode
@@ -44,7 +42,7 @@ COMPANIONS = (
 
 
 class CheckpointError(UserError):
-    """A folder that cannot be read or written as a checkpoint; one line that says what and why."""
+    """A folder that cannot be read as a checkpoint; one line that says what and why."""
 
 
 @dataclass(frozen=True)
@@ -85,24 +83,6 @@ def load_checkpoint(folder: str | os.PathLike[str], dtype: DTypeLike = jnp.float
     return Checkpoint(config, network, params, encode, end_of_text, companions)
 
 
-def check_destination(folder: str | os.PathLike[str], overwrite: bool = False) -> None:
-    """Refuses a folder that `save_checkpoint` could not write, before any work is done for it.
-
-    Raises:
-      CheckpointError: it is a file, or not empty and not to be overwritten, or its place is not writable.
-    """
-    folder = Path(folder)
-    if folder.exists() and not folder.is_dir():
-        raise CheckpointError(f"cannot save a policy to {str(folder)!r}: it is a file, give a folder")
-    if folder.is_dir() and any(folder.iterdir()) and not overwrite:
-        raise CheckpointError(f"cannot save a policy to {str(folder)!r}: it is not empty, give a new folder")
-    above = folder.absolute().parent
-    while not above.exists():
-        above = above.parent
-    if not above.is_dir() or not os.access(above, os.W_OK):
-        raise CheckpointError(f"cannot save a policy to {str(folder)!r}: {str(above)!r} is not writable")
-
-
 def save_checkpoint(folder: str | os.PathLike[str], checkpoint: Checkpoint, overwrite: bool = False) -> None:
     """Writes a folder that `transformers` loads as a causal language model, whole or not at all.
 
@@ -110,11 +90,8 @@ def save_checkpoint(folder: str | os.PathLike[str], checkpoint: Checkpoint, over
     that was read.
 
     Raises:
-      CheckpointError: as `check_destination`.
+      UserError: as `folders.write`.
     """
-    check_destination(folder, overwrite)
-    folder = Path(folder).absolute()
-    folder.parent.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, np.ndarray] = {}
     for place, variable in nnx.to_flat_state(checkpoint.params):
         name = _tensor_name(place)
@@ -124,34 +101,7 @@ def save_checkpoint(folder: str | os.PathLike[str], checkpoint: Checkpoint, over
     config.pop("torch_dtype", None)  # what `dtype` was called before
     config |= {"architectures": [ARCHITECTURES[0]], "dtype": "float32"}
     companions = {**checkpoint.companions, "config.json": (json.dumps(config, indent=2) + "\n").encode()}
-    aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
-        aside.chmod(0o755)
-        safetensors.numpy.save_file(tensors, aside / WEIGHTS, metadata={"format": "pt"})
-        for name, data in companions.items():
-            (aside / name).write_bytes(data)
-        (aside / WEIGHTS).chmod((aside / "config.json").stat().st_mode)  # the library makes it private
-        for path in (*aside.iterdir(), aside):
-            _flush(path)
-        if overwrite and folder.exists():
-            replaced = aside.with_name(aside.name + "-replaced")
-            folder.rename(replaced)
-            aside.rename(folder)
-            shutil.rmtree(replaced)
-        else:
-            aside.rename(folder)  # over nothing, or an empty folder
-        _flush(folder.parent)
-    except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    folders.write(folder, WEIGHTS, tensors, companions, overwrite)
 
 
 def _read_config(folder: Path) -> GPT2Config:
