@@ -105,7 +105,7 @@ def curves_of_record(record: dict[str, Any], label: str) -> Curves:
     known = np.flatnonzero(np.isfinite(success))  # a language model's is computed every few iterations
     lines[SUCCESS] = _thinned(known.astype(float), success[None, known])
     kept = evenly(len(history), MOST_POINTS)
-    batch = np.full(len(kept), config.groups * config.group_size)
+    batch = np.full(len(kept), float(config.groups * config.group_size))
     batches = _with_intervals(iterations[kept], columns["train_success_rate"][kept] * batch, batch, label)
     evaluations = _with_intervals(np.array([0.0, len(history)]), successes, episodes, label)
     return Curves(label, 1, lines, batches, evaluations)

@@ -66,6 +66,7 @@ def render(sources: list[Source]) -> str:
     environment.filters |= {
         "percent": percent, "number": number, "percents": percents, "numbers": numbers,
         "recording_name": _recording_name, "capitalize_first": lambda text: text[:1].upper() + text[1:],
+        "level": lambda thousandths: (thousandths + 50) // 100,
     }  # fmt: skip
     drawn = [one for source in sources for one in source.curves[:MOST_SETTINGS]]
     with_lines = [one for one in drawn if one.lines]
@@ -223,7 +224,7 @@ def _policy(source: Source, place: int, most: int) -> dict[str, Any]:
         ],
         "variant_names": VARIANT_NAMES,
         "chart": _svg(chart, f"public{place}-", "Shares of episodes over the iterations: handed in, and repaired"),
-        "batches": [_batch(recording, 0), _batch(recording, len(recording.arrays["actions"]) - 1)],
+        "batches": [describe_batch(recording, 0), describe_batch(recording, len(recording.arrays["actions"]) - 1)],
     }  # fmt: skip
 
 
@@ -265,7 +266,7 @@ def _diagram(starts: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def _batch(recording: Recording, iteration: int) -> dict[str, Any]:
+def describe_batch(recording: Recording, iteration: int) -> dict[str, Any]:
     """A batch's counts, and the first episode of its first groups, step by step."""
     actions, rewards = recording.arrays["actions"][iteration], recording.arrays["rewards"][iteration]
     played = [play(row) for row in actions.reshape(-1, MAX_STEPS)]
