@@ -207,7 +207,7 @@ def draw(axes: Axes, curves: Curves, metric: str) -> None:
             axes.errorbar(one.iterations, one.rates, spread, fmt="D", color=SAMPLED, markersize=4, capsize=4,
                           label="sampled evaluation, 95 % interval")  # fmt: skip
     if not single:
-        for outer, alpha, label in ((0, 0.2, "95 % of the runs"), (1, 0.35, "half of the runs")):
+        for outer, alpha, label in ((0, 0.25, "95 % of the runs"), (1, 0.4, "half of the runs")):
             low, high = line.values[outer], line.values[-1 - outer]
             axes.fill_between(line.iterations, low, high, color=LINE, alpha=alpha, linewidth=0, label=label)
     middle = line.values[len(line.values) // 2]
@@ -233,27 +233,34 @@ def draw_final(axes: Axes, curves: Curves) -> None:
 
 def side_by_side(every: list[Curves], metric: str) -> Figure:
     """A figure with a panel for each, on common axes and with its label above it."""
-    columns = min(len(every), 3)
+    columns = 2 if len(every) == 4 else min(len(every), 3)
     rows = -(-len(every) // columns)
     figure = _figure(columns, rows)
-    panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat
-    for axes, curves in zip(panels, every, strict=False):
+    shared = metric != "loss"
+    places = figure.subplots(rows, columns, sharex=True, sharey=shared, squeeze=False).ravel().tolist()
+    for axes, curves in zip(places, every, strict=False):
         draw(axes, curves, metric)
-        axes.label_outer()
         axes.set_title(curves.label, fontsize=9, parse_math=False)
-    for axes in list(panels)[len(every) :]:
+        if shared:
+            axes.label_outer()
+    for axes in places[max(0, len(every) - columns) : len(every)]:  # the lowest of each column
+        axes.tick_params(labelbottom=True)
+        axes.set_xlabel("iteration")
+    for axes in places[len(every) :]:
         axes.set_axis_off()
+    if not shared:
+        figure.subplots_adjust(wspace=0.26)
     return figure
 
 
 def panels(every: list[Curves], metric: str) -> list[Figure]:
-    """The same as a figure each, for a page that arranges them itself."""
+    """The same as a figure each, for a page that arranges them itself; what is to be compared has common axes."""
     found = []
     for curves in every:
         found.append(_figure(1, 1))
         draw(found[-1].subplots(), curves, metric)
     axes = [figure.axes[0] for figure in found]
-    for name in ("xlim", "ylim"):
+    for name in ("xlim",) if metric == "loss" else ("xlim", "ylim"):  # two methods' losses are not to be compared
         limits = [getattr(one, f"get_{name}")() for one in axes]
         for one in axes:
             getattr(one, f"set_{name}")(min(low for low, _ in limits), max(high for _, high in limits))
@@ -287,7 +294,7 @@ def public_panel(
 def _figure(columns: int, rows: int) -> Figure:
     width, height = PANEL
     figure = Figure(figsize=(width * columns, height * rows))
-    margins = {"left": 0.68 / width, "right": 0.1 / width, "bottom": 0.45 / height, "top": 0.28 / height}
+    margins = {"left": 0.76 / width, "right": 0.1 / width, "bottom": 0.45 / height, "top": 0.28 / height}
     figure.subplots_adjust(
         left=margins["left"] / columns, right=1 - margins["right"] / columns, bottom=margins["bottom"] / rows,
         top=1 - margins["top"] / rows, wspace=0.08, hspace=0.3,
@@ -334,8 +341,7 @@ def to_svg(figure: Figure, prefix: str, title: str) -> str:
     for name in ("width", "height", "version"):
         root.attrib.pop(name, None)
     root.attrib |= {"role": "img", "aria-label": title, "stroke-linejoin": "round"}
-    text = ElementTree.tostring(root, encoding="unicode")
-    return re.sub(r"-?\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}".rstrip("0").rstrip("."), text)
+    return ElementTree.tostring(root, encoding="unicode")
 
 
 def _make_plain(element: ElementTree.Element, prefix: str, referenced: set[str]) -> None:
@@ -343,6 +349,9 @@ def _make_plain(element: ElementTree.Element, prefix: str, referenced: set[str])
         name, value = declaration.split(": ", 1)
         if name != "font-family":
             element.attrib[name] = "currentColor" if value == INK else value
+    for name in ("d", "x", "y", "transform"):
+        if name in element.attrib:
+            element.attrib[name] = re.sub(r"-?\d+\.\d{3,}", _shorter, element.attrib[name])
     if element.tag == f"{{{_SVG}}}text":
         element.attrib["fill"] = "currentColor"
     if element.attrib.get("id") not in referenced:
@@ -354,3 +363,7 @@ def _make_plain(element: ElementTree.Element, prefix: str, referenced: set[str])
             value = element.attrib.pop(name).replace("#", "#" + prefix)
             element.attrib[name.rpartition("}")[2]] = value
     element.text, element.tail = ((part or "").strip("\n ") or None for part in (element.text, element.tail))
+
+
+def _shorter(number: re.Match[str]) -> str:
+    return f"{float(number[0]):.2f}".rstrip("0").rstrip(".")

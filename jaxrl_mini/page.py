@@ -65,9 +65,13 @@ def render(sources: list[Source]) -> str:
     )  # fmt: skip
     environment.filters |= {
         "percent": percent, "number": number, "percents": percents, "numbers": numbers,
-        "recording_name": _recording_name, "capitalize_first": lambda text: text[:1].upper() + text[1:],
+        "capitalize_first": lambda text: text[:1].upper() + text[1:],
         "level": lambda thousandths: (thousandths + 50) // 100,
     }  # fmt: skip
+    unrecorded = [
+        source for source in sources
+        if source.config is not None and source.config.backend == "table" and source.recording is None
+    ]  # fmt: skip
     drawn = [one for source in sources for one in source.curves[:MOST_SETTINGS]]
     with_lines = [one for one in drawn if one.lines]
     recorded = sum(source.recording is not None for source in sources)
@@ -80,9 +84,9 @@ def render(sources: list[Source]) -> str:
                for i, one in enumerate(drawn) if one.final is not None],
         policies=[_policy(source, i, max(2, MOST_FRAMES // recorded))
                   for i, source in enumerate(sources) if source.recording is not None],
-        unrecorded=[source for source in sources if source.config is not None and source.config.backend == "table"
-                    and source.recording is None],
-        recording_command=_recording_command, report_command=_report_command, artifacts=artifacts(),
+        unrecorded=unrecorded, recording_command=_recording_command, report_command=_report_command(sources, []),
+        complete_command=_report_command(sources, [_recording_name(source.name) for source in unrecorded]),
+        artifacts=artifacts(),
         actions=ACTIONS, most_settings=MOST_SETTINGS,
     )  # fmt: skip
 
@@ -152,9 +156,9 @@ def _recording_name(record_name: str) -> str:
     return str(Path(record_name).with_suffix(".npz"))
 
 
-def _report_command(sources: list[Source], *more: str) -> str:
-    words = [*(name for source in sources for name in (source.name, source.recording_name) if name), *more]
-    return shlex.join(["python", "-m", "jaxrl_mini.report", *words])
+def _report_command(sources: list[Source], more: list[str]) -> str:
+    words = [name for source in sources for name in (source.name, source.recording_name) if name]
+    return shlex.join(["python", "-m", "jaxrl_mini.report", *words, *more])
 
 
 def artifacts() -> list[dict[str, Any]]:
