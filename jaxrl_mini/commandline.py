@@ -4,12 +4,16 @@ import argparse
 import dataclasses
 import gc
 import os
+import shlex
 import sys
 import typing
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from jaxrl_mini.config import Config, UserError
+
+if TYPE_CHECKING:
+    from jaxrl_mini.grid import Grid
 
 DEVICES = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "tpu": "tpu"}
 
@@ -58,6 +62,31 @@ def add_device_flag(parser: argparse.ArgumentParser) -> None:
 def config_from(arguments: argparse.Namespace) -> Config:
     """The `Config` in parsed flags."""
     return Config(**{field.name: getattr(arguments, field.name) for field in dataclasses.fields(Config)})
+
+
+def train_command(config: Config, *more: str) -> str:
+    """The command that trains this run again, with further arguments at its end."""
+    words = ["--seed", str(config.seed)]
+    for field in dataclasses.fields(Config):
+        value = getattr(config, field.name)
+        if field.name != "seed" and value != field.default:
+            words += ["--" + field.name.replace("_", "-"), str(value)]
+    return shlex.join(["python", "-m", "jaxrl_mini.train", *words, *more])
+
+
+def sweep_command(grid: "Grid", *more: str) -> str | None:
+    """The command that computes this grid again; None where its settings are no product of values."""
+    fields = [field for field in dataclasses.fields(Config) if field.name != "seed"]
+    values = {field.name: list(dict.fromkeys(getattr(one, field.name) for one in grid.settings)) for field in fields}
+    if type(grid).product(grid.seeds, grid.history_every, **values) != grid:
+        return None
+    seeds = grid.seeds
+    words = ["--seeds", *([f"{seeds.start}:{seeds.stop}"] if isinstance(seeds, range) else map(str, seeds))]
+    for field in fields:
+        if values[field.name] != [field.default]:
+            words += ["--" + field.name.replace("_", "-"), *map(str, values[field.name])]
+    words += ["--history-every", str(grid.history_every)]
+    return shlex.join(["python", "-m", "jaxrl_mini.sweep", *words, *more])
 
 
 def use_device(name: str | None) -> None:

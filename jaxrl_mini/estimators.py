@@ -80,7 +80,7 @@ def _check_kind(flag: str, path: str, kinds: tuple[str, ...]) -> None:
         try:
             import matplotlib  # noqa: F401
         except ImportError as error:
-            raise UserError("--plot needs matplotlib: pip install 'jaxrl_mini[plot]'") from error
+            raise UserError("--plot needs matplotlib: pip install 'jaxrl_mini[report]'") from error
 
 
 def _policies(flags: Any, config: Config) -> list[tuple[str, Any]]:
