@@ -8,13 +8,15 @@ import shlex
 import sys
 import typing
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from jaxrl_mini.config import Config, UserError
+from jaxrl_mini.config import Config, UserError, expected
 
 if TYPE_CHECKING:
     from jaxrl_mini.grid import Grid
 
+MAX_LINE = 1000
 DEVICES = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "tpu": "tpu"}
 
 
@@ -26,7 +28,36 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Exits with code 2 and the message."""
-        self.exit(2, f"{self.prog}: error: {message}\n")
+        self.exit(2, one_line(f"{self.prog}: error: {message}") + "\n")
+
+
+def one_line(message: str) -> str:
+    """The message with every run of white space as one space, and the middle of a very long one left out."""
+    line = " ".join(message.split())
+    return line if len(line) <= MAX_LINE else f"{line[: MAX_LINE // 2]} ... {line[-MAX_LINE // 2 :]}"
+
+
+def path(text: str) -> str:
+    """The type of flags that name a file or a folder."""
+    try:
+        usable = "\0" not in text and len(os.fsencode(text)) > 0
+    except UnicodeEncodeError:
+        usable = False
+    if not usable:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a name: expected that of a file or folder")
+    return text
+
+
+def number(kind: type, right: str) -> Callable[[str], Any]:
+    """The type of flags that take a number; `right` says in words which."""
+    return partial(_number, kind, right)
+
+
+def _number(kind: type, right: str, text: str) -> Any:
+    try:
+        return kind(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is out of range: expected {right}") from None
 
 
 def add_config_flags(parser: argparse.ArgumentParser, several: bool = False) -> None:
@@ -45,7 +76,7 @@ def add_config_flags(parser: argparse.ArgumentParser, several: bool = False) -> 
             continue
         group.add_argument(
             flag,
-            type=kind,
+            type=str if kind is str else number(kind, expected(field)),
             nargs="+" if several else None,
             default=[field.default] if several else field.default,
             choices=field.metadata.get("choices"),
@@ -118,12 +149,20 @@ def run_command(command: Callable[[list[str]], int | None], arguments: list[str]
         code = command(arguments)
         sys.stdout.flush()
     except UserError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        code = 2
+        code = _refuse(str(error))
     except KeyboardInterrupt:
         print("interrupted: nothing was written", file=sys.stderr)
         code = 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
+    except OSError as error:
+        code = _refuse(f"the system refused: {error}")
+    except MemoryError:
+        code = _refuse("not enough memory: ask for less at once")
     sys.exit(code)
+
+
+def _refuse(message: str) -> int:
+    print(one_line(f"error: {message}"), file=sys.stderr)
+    return 2

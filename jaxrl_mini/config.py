@@ -24,10 +24,18 @@ MAX_SEED = 2**32 - 1
 MAX_COUNT = 2**31 - 1
 MAX_EXACT_GROUP = 1024
 """The largest group over whose outcomes the exact gradient sums."""
+MAX_BATCH = 2**20
+"""Episodes in a batch: 64 runs side by side draw 1.6 GB of random numbers for them."""
+MAX_EVAL_EPISODES = 10**6
+SMALLEST, LARGEST = 1.2e-38, 3.4e38
+"""What float32 holds at full precision: settings outside would be used as 0 or as infinity."""
 
 
 class UserError(ValueError):
     """What a user asked for cannot be done; the message is one line and says what would be right."""
+
+    def __init__(self, message: str):
+        super().__init__(" ".join(message.split()))  # whatever names and values it quotes
 
 
 def setting(default: Any, help: str, **metadata: Any) -> Any:
@@ -93,18 +101,20 @@ class Config:
     groups: int = setting(4, "groups in a batch; a group shares its verifier inputs", minimum=1)
     group_size: int = setting(8, "episodes in a group", minimum=2)
     epochs: int = setting(2, "optimizer steps on each batch", minimum=1)
-    lr: float | None = setting(None, "Adam learning rate [0.08 table, 1e-06 hf]", above=0.0)
-    clip: float = setting(0.2, "ratios are clipped to [1 - clip, 1 + clip]", above=0.0, below=1.0)
-    beta: float = setting(0.02, "coefficient of KL(policy || reference)", minimum=0.0)
+    lr: float | None = setting(None, "Adam learning rate [0.08 table, 1e-06 hf]", minimum=SMALLEST)
+    clip: float = setting(0.2, "ratios are clipped to [1 - clip, 1 + clip]", minimum=1.2e-7, maximum=0.9999999)
+    beta: float = setting(0.02, "coefficient of KL(policy || reference)", minimum=SMALLEST, or_zero=True)
     advantage: str = setting("group-std", "what an episode is credited with, from the rewards", choices=ADVANTAGES)
     aggregation: str = setting("episode-mean", "how steps and episodes are averaged", choices=AGGREGATIONS)
     surrogate: str = setting("clip", "what bounds the ratios of new to old probabilities", choices=SURROGATES)
-    clip_high: float | None = setting(None, "upper clip: ratios to [1 - clip, 1 + clip-high] [clip]", above=0.0)
+    clip_high: float | None = setting(None, "upper clip: ratios to [1 - clip, 1 + clip-high] [clip]", minimum=1.2e-7)
     kl: str = setting("exact", "the KL term: over all actions, or an estimator of the sampled one", choices=KLS)
-    entropy_bonus: float = setting(0.0, "coefficient of the policy's entropy", minimum=0.0)
+    entropy_bonus: float = setting(0.0, "coefficient of the policy's entropy", minimum=SMALLEST, or_zero=True)
     exact_gradient: bool = setting(False, "train on the expected loss, as of infinitely many groups")
     reward: str = setting("verifier", f"{', '.join(REWARDS)}, or noisy:p", parse=_one_form)
-    eval_episodes: int = setting(500, "sampled evaluation episodes, before and after", minimum=1)
+    eval_episodes: int = setting(
+        500, "sampled evaluation episodes, before and after", minimum=1, maximum=MAX_EVAL_EPISODES
+    )
     dtype: str | None = setting(None, "what a language model computes in [float32]", choices=DTYPES)
     micro_batch: int | None = setting(None, "episodes of a language model's update at once [4]", minimum=1)
     exact_every: int | None = setting(None, "iterations between a language model's exact evaluations [10]", minimum=1)
@@ -112,6 +122,16 @@ class Config:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             object.__setattr__(self, field.name, _checked(field, getattr(self, field.name)))
+        batch = self.groups * self.group_size
+        if batch > MAX_BATCH:
+            raise UserError(
+                f"--groups {self.groups} x --group-size {self.group_size} is out of range: "
+                f"expected at most {MAX_BATCH} episodes in a batch"
+            )
+        if self.micro_batch is not None and self.micro_batch > batch:
+            raise UserError(
+                f"--micro-batch {self.micro_batch} is out of range: expected at most the {batch} episodes of a batch"
+            )
         if self.backend == "hf" and self.model is None:
             raise UserError("--model is missing: backend hf needs the folder of a language model")
         for name in LANGUAGE_ONLY:
@@ -163,14 +183,33 @@ class Config:
         return config
 
 
+def expected(field: "dataclasses.Field[Any]") -> str:
+    """What a setting may be, in words."""
+    limits = field.metadata
+    if "choices" in limits:
+        return f"one of {', '.join(limits['choices'])}"
+    if "metavar" in limits:
+        return "a folder's name"
+    low, high = _range(field)
+    return f"{'0 or ' * limits.get('or_zero', False)}a {'whole ' * _integral(field)}number from {low} to {high}"
+
+
+def _integral(field: "dataclasses.Field[Any]") -> bool:
+    return int in (field.type, *getattr(field.type, "__args__", ()))
+
+
+def _range(field: "dataclasses.Field[Any]") -> tuple[Any, Any]:
+    return field.metadata["minimum"], field.metadata.get("maximum", MAX_COUNT if _integral(field) else LARGEST)
+
+
 def _checked(field: "dataclasses.Field[Any]", value: Any) -> Any:
     """`value` in the field's type and range, else a UserError that names both."""
     limits, flag = field.metadata, "--" + field.name.replace("_", "-")
     if value is None and field.default is None:
         return None
     if "choices" in limits:
-        if value not in limits["choices"]:
-            raise UserError(f"{flag} {value!r} is unknown: expected one of {', '.join(limits['choices'])}")
+        if not isinstance(value, str) or value not in limits["choices"]:
+            raise UserError(f"{flag} {value!r} is unknown: expected {expected(field)}")
         return value
     if "parse" in limits:
         return limits["parse"](value)
@@ -179,21 +218,11 @@ def _checked(field: "dataclasses.Field[Any]", value: Any) -> Any:
             raise UserError(f"{flag} {value!r} is out of range: expected True or False")
         return bool(value)
     if "metavar" in limits:
-        if not isinstance(value, str) or not value:
-            raise UserError(f"{flag} {value!r} is not a folder's name")
+        if not isinstance(value, str) or not value or "\0" in value:
+            raise UserError(f"{flag} {value!r} is not a name: expected {expected(field)}")
         return value
-    integral = int in (field.type, *getattr(field.type, "__args__", ()))
+    integral, (low, high) = _integral(field), _range(field)
     number = isinstance(value, numbers.Integral if integral else numbers.Real) and not isinstance(value, bool)
-    low, high = limits.get("minimum"), limits.get("maximum", MAX_COUNT if integral else math.inf)
-    above, below = limits.get("above"), limits.get("below", math.inf)
-    if (
-        not number
-        or (low is not None and not value >= low)
-        or (above is not None and not value > above)
-        or not (value <= high and value < below)
-    ):
-        kind = "a whole number" if integral else "a number"
-        limit = f"from {low}" if low is not None else f"above {above:g}"
-        limit += f" to {high}" if integral else f" and below {below:g}" if below < math.inf else ", finite"
-        raise UserError(f"{flag} {value!r} is out of range: expected {kind} {limit}")
+    if not number or not (low <= value <= high or (limits.get("or_zero") and value == 0)):
+        raise UserError(f"{flag} {value!r} is out of range: expected {expected(field)}")
     return int(value) if integral else float(value)

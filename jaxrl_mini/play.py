@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from jaxrl_mini import commandline
-from jaxrl_mini.config import MAX_COUNT, Config, UserError
+from jaxrl_mini.config import MAX_EVAL_EPISODES, MAX_SEED, Config, UserError
 
 if TYPE_CHECKING:
     from jaxrl_mini.player import Player
@@ -20,21 +20,35 @@ Prints an episode step by step: what the agent sees, the probability of each act
 private verifier's verdict. With --episodes, a JSON object with the fields of a record's `after`.
 """
 BAR = 40
+EPISODES = f"a whole number from 1 to {MAX_EVAL_EPISODES}"
+SEEDS = f"a whole number from 0 to {MAX_SEED}"
 
 
 def main(arguments: list[str]) -> None:
     """Parses, plays, prints."""
     parser = commandline.Parser("python -m jaxrl_mini.play", description="Plays a kept policy.", epilog=EXAMPLES)
-    parser.add_argument("folder", metavar="DIR", help="what train --save-policy wrote, or a Hugging Face checkpoint")
+    parser.add_argument(
+        "folder",
+        type=commandline.path,
+        metavar="DIR",
+        help="what train --save-policy wrote, or a Hugging Face checkpoint",
+    )
     how = parser.add_mutually_exclusive_group()
-    how.add_argument("--episodes", type=int, metavar="N", help="play N evaluation episodes and print their statistics")
+    how.add_argument(
+        "--episodes",
+        type=commandline.number(int, EPISODES),
+        metavar="N",
+        help="play N evaluation episodes and print their statistics",
+    )
     how.add_argument("--human", action="store_true", help="choose the actions yourself, one a line")
-    parser.add_argument("--seed", type=int, default=7, metavar="INT", help="of the evaluation episodes [7]")
+    parser.add_argument(
+        "--seed", type=commandline.number(int, SEEDS), default=7, metavar="INT", help="of the evaluation episodes [7]"
+    )
     commandline.add_device_flag(parser)
     flags = parser.parse_args(arguments)
     Config(seed=flags.seed)  # refuses a seed out of range
-    if flags.episodes is not None and not 1 <= flags.episodes <= MAX_COUNT:
-        raise UserError(f"--episodes {flags.episodes} is out of range: expected a whole number from 1 to {MAX_COUNT}")
+    if flags.episodes is not None and not 1 <= flags.episodes <= MAX_EVAL_EPISODES:
+        raise UserError(f"--episodes {flags.episodes} is out of range: expected {EPISODES}")
     commandline.use_device(flags.device)
     from jaxrl_mini import records
     from jaxrl_mini.player import load_player

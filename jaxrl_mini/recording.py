@@ -3,9 +3,8 @@
 A recording is an `.npz` file; `python -m jaxrl_mini.replay --help` lists its arrays.
 """
 
+import io
 import json
-import zipfile
-import zlib
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxrl_mini import objective, records, rollout, training
+from jaxrl_mini import files, objective, records, rollout, training
 from jaxrl_mini.config import Config, UserError
 from jaxrl_mini.policies import table
 from jaxrl_mini.records import Output
@@ -27,22 +26,13 @@ from jaxrl_mini.types import Episodes, Settings
 from jaxrl_mini.verifier import training_verdicts
 
 HISTORY = ("loss", "mean_kl", "ratio_outside_clip_fraction")
+NAMES = ("config", "actions", "rewards", "advantages", "old_log_probs", "logits", *(f"history_{h}" for h in HISTORY))
+"""The arrays that are read."""
 CONFIG_KEYS = ("method", "iterations", "groups", "group_size", "epochs", "lr", "clip", "beta")
 OPTION_KEYS = ("advantage", "aggregation", "surrogate", "clip_high", "kl", "entropy_bonus", "reward")
 """Settings that a recording names only where they are not the defaults."""
 MAX_BYTES = 2**31
-
-
-_UNREADABLE = (
-    ValueError,
-    EOFError,
-    LookupError,
-    TypeError,
-    MemoryError,
-    RuntimeError,
-    zipfile.BadZipFile,
-    zlib.error,
-)  # what damaged archives have made NumPy and zipfile raise
+"""A recording, compressed or not, is not larger."""
 
 
 @dataclass(frozen=True)
@@ -51,32 +41,17 @@ class Recording:
 
     config: Config
     arrays: dict[str, np.ndarray]
+    """The actions as int8, all others as float64 that are finite in float32."""
 
 
 def read(path: str | Path) -> Recording:
     """Reads and checks a recording; nothing in it is unpickled.
 
     Raises:
-      UserError: the file cannot be read, an array is missing or has another shape, or an episode is impossible.
+      UserError: the file cannot be read, an array is missing, has another shape or holds a number that is not
+        finite in float32, a reward is neither 0 nor 1, or an episode is impossible.
     """
-    try:
-        with Path(path).open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-            if sum(entry.file_size for entry in file.zip.infolist()) > MAX_BYTES:
-                raise UserError(f"recording {path} is larger than {MAX_BYTES} bytes")
-            arrays = {name: file[name] for name in file.files}
-    except OSError as error:
-        raise UserError(f"recording {path} cannot be read ({error.strerror or error})") from error
-    except (
-        ValueError,
-        EOFError,
-        LookupError,
-        TypeError,
-        MemoryError,
-        zipfile.BadZipFile,
-        zlib.error,
-        RuntimeError,
-    ) as error:
-        raise UserError(f"recording {path} is not a readable .npz file") from error
+    arrays = _arrays(path)
     config = _config(path, arrays.get("config"))
     batch = (config.iterations, config.groups, config.group_size)
     shapes = {
@@ -94,10 +69,34 @@ def read(path: str | Path) -> Recording:
         if arrays[name].shape != shape or arrays[name].dtype.kind not in "iufb":
             kind = f"{arrays[name].dtype} {list(arrays[name].shape)}"
             raise UserError(f"recording {path}: {name} is {kind}, expected numbers {list(shape)}")
+        with np.errstate(over="ignore"):
+            finite = np.isfinite(arrays[name].astype(np.float32))
+        if not finite.all():
+            place = np.argwhere(~finite)[0].tolist()
+            raise UserError(f"recording {path}: {name} is {arrays[name][*place]} at {place}, expected finite numbers")
     if not np.isin(arrays["rewards"], (0, 1)).all():
         raise UserError(f"recording {path}: rewards must be 0 or 1")
     _check_actions(path, arrays["actions"])
-    return Recording(config, {name: arrays[name] for name in shapes})
+    return Recording(config, {name: arrays[name].astype(np.int8 if name == "actions" else float) for name in shapes})
+
+
+def _arrays(path: str | Path) -> dict[str, np.ndarray]:
+    """Those of an archive's arrays that are read."""
+    try:
+        data = files.read(path, MAX_BYTES)
+    except OSError as error:
+        raise UserError(f"recording {path} cannot be read ({error.strerror or error})") from error
+    try:
+        with np.load(io.BytesIO(data), allow_pickle=False) as file:
+            size = sum(entry.file_size for entry in file.zip.infolist())
+            if size <= MAX_BYTES:
+                arrays = {name: file[name] for name in file.files if name in NAMES}
+                if all(isinstance(array, np.ndarray) for array in arrays.values()):  # other entries are bytes
+                    return arrays
+                raise ValueError("an entry is no array")
+    except Exception as error:  # damaged archives make zipfile, its decompressors and NumPy raise anything
+        raise UserError(f"recording {path} is not a readable .npz file") from error
+    raise UserError(f"recording {path} holds {size} bytes: expected at most {MAX_BYTES}")
 
 
 def _config(path: str | Path, text: np.ndarray | None) -> Config:

@@ -8,13 +8,13 @@ import platform
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 import jax
 
-from jaxrl_mini import hardware
+from jaxrl_mini import files, hardware
 from jaxrl_mini.config import Config, UserError
 from jaxrl_mini.evaluation import Evaluation
 from jaxrl_mini.result import Result
@@ -119,31 +119,44 @@ class Output:
     """A file that appears under its name whole, at `commit`, or not at all.
 
     Opening it creates the temporary file beside the target, so that a folder that cannot be written to is found
-    before anything is computed.
+    before anything is computed. Folders that were made for it go again, where nothing was committed.
 
     Raises:
       UserError: the target is a folder or not a regular file, or its folder cannot be created or written.
     """
 
     def __init__(self, path: str | Path):
-        self.path = Path(path)
-        if self.path.is_dir():
-            raise UserError(f"output {path} is a folder: name a file in it")
-        if self.path.exists() and not self.path.is_file():
-            raise UserError(f"output {path} is not a regular file: name another")
+        self.path, self._part = Path(path), None
+        self._made: list[Path] = []
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            if self.path.is_dir():
+                raise UserError(f"output {path} is a folder: name a file in it")
+            if self.path.exists() and not self.path.is_file():
+                raise UserError(f"output {path} is not a regular file: name another")
+            for folder in (*reversed(self.path.parent.parents), self.path.parent):
+                if not folder.is_dir():
+                    folder.mkdir(exist_ok=True)
+                    self._made.append(folder)
             descriptor, name = tempfile.mkstemp(prefix=f".{self.path.name}.", suffix=".part", dir=self.path.parent)
+            self._part = Path(name)
+            os.close(descriptor)
         except OSError as error:
+            self._clear()
             raise UserError(f"output {path} cannot be written ({error.strerror}): choose another place") from error
-        os.close(descriptor)
-        self._part = Path(name)
 
     def __enter__(self) -> "Output":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._part.unlink(missing_ok=True)
+        self._clear()
+
+    def _clear(self) -> None:
+        """Takes away what was made, as far as the disk lets us and nothing was put there."""
+        with suppress(OSError):
+            if self._part is not None:
+                self._part.unlink(missing_ok=True)
+            for folder in reversed(self._made):
+                folder.rmdir()
 
     def commit(self, write: Callable[[IO[bytes]], object]) -> None:
         """Writes beside the target, flushes to disk, and renames over it.
@@ -151,6 +164,7 @@ class Output:
         Raises:
           UserError: the disk refused; the target is as it was before.
         """
+        assert self._part is not None
         try:
             with self._part.open("wb") as file:
                 write(file)
@@ -180,10 +194,12 @@ def check_replaceable(path: str | Path, config: Config) -> None:
     Raises:
       UserError: the file is something else, or a record of another config.
     """
-    if not Path(path).is_file():
-        return
     try:
+        if not Path(path).is_file():
+            return
         there = read(path)["config"]
+    except OSError as error:
+        raise UserError(f"output {path} cannot be written ({error.strerror}): choose another place") from error
     except UserError as error:
         raise UserError(f"output {path} exists and is no record: name another file or use --overwrite") from error
     mine = config.to_dict()
@@ -206,7 +222,7 @@ def read(path: str | Path) -> dict[str, Any]:
       UserError: the file cannot be read, or is not a record of a schema this version knows.
     """
     try:
-        data = json.loads(Path(path).read_bytes(), parse_constant=_finite, parse_int=_finite, parse_float=_finite)
+        data = json.loads(files.read(path), parse_constant=_finite, parse_int=_finite, parse_float=_finite)
     except OSError as error:
         raise UserError(f"record {path} cannot be read ({error.strerror})") from error
     except (ValueError, RecursionError) as error:

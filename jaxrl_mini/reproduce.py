@@ -30,7 +30,9 @@ SHOWN = 20
 def main(arguments: list[str]) -> int:
     """Parses, checks, prints."""
     parser = commandline.Parser("python -m jaxrl_mini.reproduce", description="Checks records.", epilog=EXAMPLES)
-    parser.add_argument("files", nargs="+", metavar="RECORD.json", help="a record, as train writes it")
+    parser.add_argument(
+        "files", nargs="+", type=commandline.path, metavar="RECORD.json", help="a record, as train writes it"
+    )
     parser.add_argument("--static", action="store_true", help="check the records against themselves, run nothing")
     commandline.add_device_flag(parser)
     flags = parser.parse_args(arguments)

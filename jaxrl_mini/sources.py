@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_mini import commandline, figures, records
+from jaxrl_mini import commandline, figures, files, records
 from jaxrl_mini.config import Config, UserError
 from jaxrl_mini.figures import Curves
 from jaxrl_mini.recording import Recording
@@ -104,7 +104,7 @@ def _read_sweep(path: str) -> Source:
     grid = dataset.grid
     varied = {name for one in summary["settings"] for name in one["values"]} | {"seed", "lr"}
     common = {name: value for name, value in grid.settings[0].to_dict().items() if name not in varied}
-    about = json.loads((Path(path) / "sweep.json").read_bytes())
+    about = json.loads(files.read(Path(path) / "sweep.json"))
     return Source(
         path, curves, labels=labels, summary=summary, command=commandline.sweep_command(grid, "--output", path),
         settings=_named(common), runtime=_flat(_mapping(about, "runtime")),

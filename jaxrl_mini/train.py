@@ -1,6 +1,7 @@
 """Trains a policy and writes the record of the run: ``python -m jaxrl_mini.train --seed 7``."""
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,11 +31,21 @@ def main(arguments: list[str]) -> None:
     parser = commandline.Parser("python -m jaxrl_mini.train", description="Trains a policy.", epilog=EXAMPLES)
     commandline.add_config_flags(parser)
     commandline.add_device_flag(parser)
-    parser.add_argument("--output", metavar="FILE", help="the record [runs/BACKEND-METHOD-seed-SEED.json]")
-    parser.add_argument("--overwrite", action="store_true", help="replace an output that is another run's")
-    parser.add_argument("--trajectories", metavar="FILE", help="also write the sampled episodes, for replay (.npz)")
     parser.add_argument(
-        "--save-policy", metavar="DIR", help="keep the policy, for play; an hf one as a checkpoint folder"
+        "--output", type=commandline.path, metavar="FILE", help="the record [runs/BACKEND-METHOD-seed-SEED.json]"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace an output that is another run's")
+    parser.add_argument(
+        "--trajectories",
+        type=commandline.path,
+        metavar="FILE",
+        help="also write the sampled episodes, for replay (.npz)",
+    )
+    parser.add_argument(
+        "--save-policy",
+        type=commandline.path,
+        metavar="DIR",
+        help="keep the policy, for play; an hf one as a checkpoint folder",
     )
     flags = parser.parse_args(arguments)
     config = commandline.config_from(flags)
@@ -43,8 +54,12 @@ def main(arguments: list[str]) -> None:
     if flags.trajectories is not None and config.exact_gradient:
         raise UserError("--trajectories has no use with --exact-gradient: no sampled episode leads to that update")
     path = Path(flags.output or default_output(config))
-    if flags.trajectories is not None and Path(flags.trajectories).resolve() == path.resolve():
+    if flags.trajectories is not None and os.path.realpath(flags.trajectories) == os.path.realpath(path):
         raise UserError(f"--trajectories {flags.trajectories} is also the output: name another file")
+    if flags.save_policy is not None:
+        folder = os.path.realpath(flags.save_policy)
+        if os.path.commonpath([folder, os.path.realpath(path)]) == folder:
+            raise UserError(f"--save-policy {flags.save_policy} is a folder of its own: name an output outside of it")
 
     commandline.use_device(flags.device)
     if config.backend == "table":

@@ -29,7 +29,21 @@ def test_seeds_are_a_count_or_a_list_or_a_range(words, seeds):
 
 
 @pytest.mark.parametrize(
-    "words", [["0"], ["x"], ["-1"], ["5:5"], ["9:2"], ["1:"], [":3"], ["1.5"], ["0:4294967297"], [""]]
+    "words",
+    [
+        ["9" * 5000],
+        ["0:4000000000", "7"],
+        ["0"],
+        ["x"],
+        ["-1"],
+        ["5:5"],
+        ["9:2"],
+        ["1:"],
+        [":3"],
+        ["1.5"],
+        ["0:4294967297"],
+        [""],
+    ],
 )
 def test_what_is_no_seed_is_refused(words):
     with pytest.raises(UserError, match="--seeds"):
@@ -81,6 +95,18 @@ def test_a_million_seeds_take_no_memory_and_long_runs_make_small_parts():
     assert Grid.product(range(10**6), iterations=1600).part_runs(0) == BLOCK
 
 
+def test_all_seeds_and_the_longest_run_take_no_memory():
+    grid = Grid.product(range(2**32), iterations=2**31 - 1, history_every=7)
+    assert len(grid.digest) == 64 and Grid.from_dict(grid.to_dict()) == grid
+    assert grid.history_rows(grid.settings[0]) == -(-(2**31 - 1) // 7)
+
+
+@pytest.mark.parametrize(("iterations", "every"), [(5, 1), (5, 2), (4, 2), (5, 9), (5, 0), (1, 1)])
+def test_rows_of_history_are_the_iterations_kept(iterations, every):
+    grid = Grid.product([1], iterations=iterations, history_every=every)
+    assert grid.history_rows(grid.settings[0]) == len(history_iterations(iterations, every))
+
+
 def test_a_grid_has_one_form():
     grid = Grid.product(range(3), lr=0.08)
     assert grid == Grid.product([0, 1, 2]) and grid.digest == Grid.product(np.arange(3), lr=None).digest
@@ -110,6 +136,8 @@ def test_differences_between_grids_are_named():
         ({"seeds": [1], "lr": [None, 0.08]}, "twice"),
         ({"seeds": [1], "lr": []}, "empty"),
         ({"seeds": [1], "history_every": -1}, "--history-every"),
+        ({"seeds": [1], "history_every": 2**31}, "--history-every .* to 2147483647"),
+        ({"seeds": [1], **{name: range(1, 200) for name in ("iterations", "epochs", "groups")}}, "at most 100000"),
         ({"seeds": [1], "seed": [3]}, "seed"),
         ({"seeds": [1], "learning_rate": [3]}, "learning_rate"),
         ({"seeds": [1], "backend": "hf", "model": "x"}, "--backend"),

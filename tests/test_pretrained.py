@@ -209,9 +209,18 @@ REFUSED = {
     "sets auto_map": lambda f: set_config(f, auto_map={"AutoConfig": "code.Config"}),
     "activation_function 'laplace': supported are gelu": lambda f: set_config(f, activation_function="laplace"),
     "config.json of .* cannot be read.*n_layer": lambda f: set_config(f, n_layer="two"),
-    "n_layer 0: it must be at least 1": lambda f: set_config(f, n_layer=0),
+    "n_layer 0: it must be from 1 to": lambda f: set_config(f, n_layer=0),
     "not a multiple of n_head 3": lambda f: set_config(f, n_head=3),
     "has no tensor 'transformer.h.2.attn": lambda f: set_config(f, n_layer=3),
+    "no tensors for its n_layer 1000000000 blocks": lambda f: set_config(f, n_layer=10**9),
+    "n_embd 100.*it must be from 1 to": lambda f: set_config(f, n_embd=10**30),
+    "layer_norm_epsilon -1": lambda f: set_config(f, layer_norm_epsilon=-1.0),
+    "holds numbers that are not finite": lambda f: set_tensors(
+        f, lambda t: {name: np.full_like(x, np.nan) for name, x in t.items()}
+    ),
+    "names a tokenizer_file: remove it": lambda f: (f / "tokenizer_config.json").write_text(
+        '{"tokenizer_file": "../other/tokenizer.json"}'
+    ),
     "tensor 'h.1.* GPT-2 does not have": lambda f: set_config(f, n_layer=1),
     r"config.json asks for floats \[99, 16\]": lambda f: set_config(f, vocab_size=99),
     "is int8": lambda f: set_tensors(f, lambda t: {name: x.astype(np.int8) for name, x in t.items()}),

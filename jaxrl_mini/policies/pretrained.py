@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import PyTree
 
-from jaxrl_mini import folders
-from jaxrl_mini.config import UserError
+from jaxrl_mini import files, folders
+from jaxrl_mini.config import MAX_COUNT, UserError
 from jaxrl_mini.policies.gpt2 import ACTIVATIONS, GPT2, GPT2Config
 from jaxrl_mini.policies.prompts import Encode
 
@@ -28,6 +29,7 @@ ARCHITECTURES = ("GPT2LMHeadModel", "GPT2Model")
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 TOKENIZERS = (("tokenizer.json",), ("vocab.json", "merges.txt"))
 """A folder has a tokenizer if it has all files of one of these."""
+_FILE = ("_file", "_files")
 COMPANIONS = (
     "config.json",
     "generation_config.json",
@@ -72,14 +74,19 @@ def load_checkpoint(folder: str | os.PathLike[str], dtype: DTypeLike = jnp.float
         tensor is missing, has another shape or should not be there, or there is no end-of-text token.
     """
     folder = Path(folder)
-    if not folder.is_dir():
-        raise CheckpointError(f"model {str(folder)!r} is not a folder: give one with a Hugging Face checkpoint")
-    config = _read_config(folder)
-    files = _weight_files(folder)
-    encode, end_of_text = _read_tokenizer(folder)
-    network, shapes = nnx.split(nnx.eval_shape(lambda: GPT2(config, dtype, rngs=nnx.Rngs(0))))
-    params = _read_weights(folder, files, shapes, config)
-    companions = {name: (folder / name).read_bytes() for name in COMPANIONS if (folder / name).is_file()}
+    try:
+        if not folder.is_dir():
+            raise CheckpointError(f"model {str(folder)!r} is not a folder: give one with a Hugging Face checkpoint")
+        config = _read_config(folder)
+        tensors = dict(_tensors(_weight_files(folder)))
+        if config.n_layer > len(tensors):  # before a network of so many blocks is described
+            raise CheckpointError(f"model {str(folder)!r} has no tensors for its n_layer {config.n_layer} blocks")
+        encode, end_of_text = _read_tokenizer(folder)
+        network, shapes = nnx.split(nnx.eval_shape(lambda: GPT2(config, dtype, rngs=nnx.Rngs(0))))
+        params = _read_weights(folder, tensors, shapes, config)
+        companions = {name: files.read(folder / name) for name in COMPANIONS if (folder / name).is_file()}
+    except OSError as error:
+        raise CheckpointError(f"model {str(folder)!r} cannot be read: {error}") from error
     return Checkpoint(config, network, params, encode, end_of_text, companions)
 
 
@@ -107,7 +114,8 @@ def save_checkpoint(folder: str | os.PathLike[str], checkpoint: Checkpoint, over
 def _read_config(folder: Path) -> GPT2Config:
     raw = _read_json(folder / "config.json")
     model_type, architectures = raw.get("model_type"), raw.get("architectures") or [ARCHITECTURES[0]]
-    if model_type != "gpt2" or not set(architectures) <= set(ARCHITECTURES):
+    supported = isinstance(architectures, list) and all(one in ARCHITECTURES for one in architectures)
+    if model_type != "gpt2" or not supported:
         raise CheckpointError(
             f"model {str(folder)!r} has model_type {model_type!r} and architectures {architectures}: "
             f"supported are model_type 'gpt2' and {', '.join(ARCHITECTURES)}"
@@ -115,7 +123,7 @@ def _read_config(folder: Path) -> GPT2Config:
     for flag in ("add_cross_attention", "quantization_config", "auto_map"):
         if raw.get(flag):
             raise CheckpointError(f"model {str(folder)!r} sets {flag}, which is not supported: remove it")
-    read = _transformers(lambda t: t.GPT2Config.from_pretrained(folder, local_files_only=True), folder, "config.json")
+    read = _transformers(lambda t: t.GPT2Config(**raw), folder, "config.json")
     config = GPT2Config(**{field.name: getattr(read, field.name) for field in fields(GPT2Config)})
     if config.activation_function not in ACTIVATIONS:
         raise CheckpointError(
@@ -123,8 +131,14 @@ def _read_config(folder: Path) -> GPT2Config:
             f"supported are {', '.join(ACTIVATIONS)}"
         )
     for name in ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head", "n_inner"):
-        if (size := getattr(config, name)) is not None and size < 1:
-            raise CheckpointError(f"model {str(folder)!r} has {name} {size}: it must be at least 1")
+        size = getattr(config, name)
+        if not (name == "n_inner" and size is None) and not (type(size) is int and 1 <= size <= MAX_COUNT):
+            raise CheckpointError(f"model {str(folder)!r} has {name} {size!r}: it must be from 1 to {MAX_COUNT}")
+    if not (isinstance(config.layer_norm_epsilon, (int, float)) and 0 < config.layer_norm_epsilon < 1):
+        raise CheckpointError(
+            f"model {str(folder)!r} has layer_norm_epsilon {config.layer_norm_epsilon!r}: "
+            f"it must be above 0 and below 1"
+        )
     if config.n_embd % config.n_head:
         raise CheckpointError(
             f"model {str(folder)!r} has n_embd {config.n_embd}, which is not a multiple of n_head {config.n_head}"
@@ -137,37 +151,48 @@ def _read_tokenizer(folder: Path) -> tuple[Encode, int]:
     if not any(all((folder / name).is_file() for name in names) for names in TOKENIZERS):
         wanted = " or ".join(" and ".join(names) for names in TOKENIZERS)
         raise CheckpointError(f"model {str(folder)!r} has no tokenizer: {wanted} is missing")
+    outside = [name for name, value in _tokenizer_settings(folder).items() if name.endswith(_FILE) and value]
+    if outside:
+        raise CheckpointError(f"tokenizer_config.json of model {str(folder)!r} names a {outside[0]}: remove it")
     tokenizer = _transformers(
         lambda t: t.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False),
         folder,
         "tokenizer",
     )
     # Where the files name none, some classes of transformers invent one past the vocabulary.
-    files = [folder / name for name in ("tokenizer.json", "vocab.json", "added_tokens.json")]
-    vocabulary = "".join(path.read_text("utf-8") for path in files if path.is_file())
+    named = [folder / name for name in ("tokenizer.json", "vocab.json", "added_tokens.json")]
+    vocabulary = "".join(files.read(path).decode(errors="replace") for path in named if path.is_file())
     token = tokenizer.eos_token
     if token is None or not (token in vocabulary or json.dumps(token)[1:-1] in vocabulary):
         raise CheckpointError(
             f"model {str(folder)!r} has no EOS token: set eos_token in tokenizer_config.json to one of its vocabulary"
         )
+    return partial(_encode, tokenizer, folder), tokenizer.eos_token_id
 
-    def encode(texts: Sequence[str]) -> list[list[int]]:
-        if not texts:
-            return []
-        options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
-        ids: list[list[int]] = tokenizer(list(texts), **options).input_ids
-        return ids
 
-    return encode, tokenizer.eos_token_id
+def _encode(tokenizer: Any, folder: Path, texts: Sequence[str]) -> list[list[int]]:
+    if not texts:
+        return []
+    options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
+    ids: list[list[int]] = _transformers(lambda _: tokenizer(list(texts), **options).input_ids, folder, "tokenizer")
+    return ids
+
+
+def _tokenizer_settings(folder: Path) -> dict[str, Any]:
+    path = folder / "tokenizer_config.json"
+    return _read_json(path) if path.is_file() else {}
 
 
 def _transformers(read: Callable[[Any], Any], folder: Path, what: str) -> Any:
     """Calls the transformers library and turns whatever it raises into one line."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # what matters is said here, in one line
     import transformers
 
     try:
         return read(transformers)
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a panic of the tokenizers library is no Exception
         reason = " ".join(str(error).split())[:200]
         message = f"the {what} of model {str(folder)!r} cannot be read: {type(error).__name__}: {reason}"
         raise CheckpointError(message) from error
@@ -177,9 +202,10 @@ def _weight_files(folder: Path) -> list[Path]:
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
     if (folder / INDEX).is_file():
-        names = sorted(set(_read_json(folder / INDEX).get("weight_map", {}).values()))
+        placed = _read_json(folder / INDEX).get("weight_map")
+        names = list(dict.fromkeys(map(str, placed.values() if isinstance(placed, dict) else ["no weight_map"])))
         for name in names:
-            if Path(name).name != name or not (folder / name).is_file():
+            if "\0" in name or Path(name).name != name or not (folder / name).is_file():
                 raise CheckpointError(f"{INDEX} of model {str(folder)!r} names {name!r}, which is not in the folder")
         return [folder / name for name in names]
     pickled = sorted(path.name for path in folder.glob("pytorch_model*.bin"))
@@ -191,20 +217,19 @@ def _weight_files(folder: Path) -> list[Path]:
     raise CheckpointError(f"model {str(folder)!r} has no weights: {WEIGHTS} or {INDEX} is missing")
 
 
-def _tensors(files: list[Path]) -> Iterator[tuple[str, np.ndarray]]:
+def _tensors(paths: list[Path]) -> Iterator[tuple[str, np.ndarray]]:
     """Yields (name without the prefix, tensor), except the causal masks that old checkpoints hold."""
-    for path in files:
+    for path in paths:
         try:
             with safetensors.safe_open(path, "numpy") as file:
                 for name in file.keys():  # noqa: SIM118, the file is no mapping
                     if not name.endswith((".attn.bias", ".attn.masked_bias")):
                         yield name.removeprefix("transformer."), file.get_tensor(name)
-        except (safetensors.SafetensorError, OSError) as error:
+        except Exception as error:  # types of numbers that NumPy lacks raise errors of many kinds
             raise CheckpointError(f"weights {str(path)!r} cannot be read: {error}") from error
 
 
-def _read_weights(folder: Path, files: list[Path], shapes: PyTree, config: GPT2Config) -> PyTree:
-    tensors = dict(_tensors(files))
+def _read_weights(folder: Path, tensors: dict[str, np.ndarray], shapes: PyTree, config: GPT2Config) -> PyTree:
     if config.tie_word_embeddings and "lm_head.weight" in tensors:
         head = tensors.pop("lm_head.weight")
         if not np.array_equal(tensors.setdefault("wte.weight", head), head):
@@ -212,26 +237,32 @@ def _read_weights(folder: Path, files: list[Path], shapes: PyTree, config: GPT2C
                 f"model {str(folder)!r} has tie_word_embeddings, but lm_head.weight differs from wte.weight"
             )
 
-    def take(place: tuple[Any, ...], variable: Any) -> Any:
-        name = _tensor_name(place)
-        key = name.removeprefix("transformer.")
-        if key not in tensors:
-            raise CheckpointError(f"model {str(folder)!r} has no tensor {name!r}")
-        tensor = tensors.pop(key)
-        if key == "lm_head.weight":
-            tensor = tensor.T
-        expected = variable.get_value()
-        if tensor.shape != expected.shape or not jnp.issubdtype(tensor.dtype, jnp.floating):
-            raise CheckpointError(
-                f"tensor {name!r} of model {str(folder)!r} is {tensor.dtype} {list(tensor.shape)}: "
-                f"config.json asks for floats {list(expected.shape)}"
-            )
-        return variable.replace(jnp.asarray(tensor, expected.dtype))
-
-    params = nnx.map_state(take, shapes)
+    params = nnx.map_state(partial(_take, folder, tensors), shapes)
     if tensors:
         raise CheckpointError(f"model {str(folder)!r} has a tensor {min(tensors)!r} that GPT-2 does not have")
     return params
+
+
+def _take(folder: Path, tensors: dict[str, np.ndarray], place: tuple[Any, ...], variable: Any) -> Any:
+    """A parameter of the network from the tensors of a folder; the tensor is taken out of them."""
+    name = _tensor_name(place)
+    key = name.removeprefix("transformer.")
+    if key not in tensors:
+        raise CheckpointError(f"model {str(folder)!r} has no tensor {name!r}")
+    tensor = tensors.pop(key)
+    if key == "lm_head.weight":
+        tensor = tensor.T
+    expected = variable.get_value()
+    if tensor.shape != expected.shape or not jnp.issubdtype(tensor.dtype, jnp.floating):
+        raise CheckpointError(
+            f"tensor {name!r} of model {str(folder)!r} is {tensor.dtype} {list(tensor.shape)}: "
+            f"config.json asks for floats {list(expected.shape)}"
+        )
+    with np.errstate(over="ignore"):
+        weights = tensor.astype(expected.dtype)
+    if not np.isfinite(weights).all():
+        raise CheckpointError(f"tensor {name!r} of model {str(folder)!r} holds numbers that are not finite in float32")
+    return variable.replace(jnp.asarray(weights))
 
 
 def _tensor_name(place: tuple[Any, ...]) -> str:
@@ -243,8 +274,11 @@ def _tensor_name(place: tuple[Any, ...]) -> str:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        return dict(json.loads(path.read_text()))
+        data = json.loads(files.read(path))
+        if not isinstance(data, dict):
+            raise ValueError("it holds no JSON object")
+        return data
     except FileNotFoundError:
         raise CheckpointError(f"model {str(path.parent)!r} has no {path.name}") from None
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{str(path)!r} cannot be read: {error}") from error

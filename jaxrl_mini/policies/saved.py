@@ -9,7 +9,7 @@ import numpy as np
 import safetensors
 from jaxtyping import Float
 
-from jaxrl_mini import folders
+from jaxrl_mini import files, folders
 from jaxrl_mini.config import Config, UserError
 from jaxrl_mini.task import ACTIONS, NAME, NUM_ACTIONS, NUM_STATES
 
@@ -42,9 +42,9 @@ def load_table(folder: str | os.PathLike[str]) -> tuple[Float[np.ndarray, "24 6"
     """
     config = _read_description(Path(folder) / folders.TABLE)
     path = Path(folder) / WEIGHTS
-    if not path.is_file():
-        raise UserError(f"policy {str(folder)!r} has no {WEIGHTS}")
     try:
+        if not path.is_file():
+            raise UserError(f"policy {str(folder)!r} has no {WEIGHTS}")
         with safetensors.safe_open(path, "numpy") as file:
             parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118, the file is no mapping
             kinds = {name: (part.get_dtype(), part.get_shape()) for name, part in parts.items()}
@@ -61,8 +61,7 @@ def load_table(folder: str | os.PathLike[str]) -> tuple[Float[np.ndarray, "24 6"
 
 def _read_description(path: Path) -> Config:
     try:
-        with path.open("rb") as file:
-            data = json.loads(file.read(MAX_BYTES))
+        data = json.loads(files.read(path, MAX_BYTES))
     except OSError as error:
         raise UserError(f"{str(path)!r} cannot be read ({error.strerror})") from error
     except (ValueError, RecursionError) as error:
