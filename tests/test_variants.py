@@ -286,7 +286,7 @@ def program(config: Config) -> str:
     block = Block.of_config(config)
     verdicts = verifier.training_verdicts(0, 20, config.groups)
     data = block.state, block.log, block.seeds, block._reference, block.settings, verdicts, 0, 20
-    return training.advance.lower(*data, block.sizes).as_text()
+    return jax.jit(training.advance, static_argnames="sizes").lower(*data, sizes=block.sizes).as_text()
 
 
 OPTIONS = [
