@@ -76,8 +76,8 @@ BAD = [
     ("aggregation", "sum", "one of episode-mean, step-mean, fixed-length"),
     ("surrogate", "ppo", "one of clip, dual-clip, cispo, none"),
     ("kl", "k4", "one of exact, k1, k2, k3"),
-    *[("clip_high", value, "a number above 0, finite") for value in (0, -0.1, math.nan, math.inf)],
-    *[("entropy_bonus", value, "a number from 0.0, finite") for value in (-1e-9, math.nan, math.inf)],
+    *[("clip_high", value, "a number from 1.2e-07 to 3.4e+38") for value in (0, -0.1, math.nan, math.inf)],
+    *[("entropy_bonus", value, f"0 or {LR}") for value in (-1e-9, math.nan, math.inf)],
     *[("exact_gradient", value, "True or False") for value in (None, 1, "yes")],
     *[
         ("reward", value, "one of verifier, public-test, shuffled, constant, or noisy:p with p from 0 to 1")
