@@ -27,7 +27,7 @@ jax.monitoring.register_event_duration_secs_listener(_listen)
 
 def seconds() -> float:
     """Seconds spent so far tracing, lowering and compiling jitted functions."""
-    return sum(_durations)
+    return sum(_durations, 0.0)
 
 
 def use_compilation_cache() -> None:

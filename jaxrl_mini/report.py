@@ -29,10 +29,18 @@ def main(arguments: list[str]) -> None:
     """Parses, reads everything, writes."""
     parser = commandline.Parser("python -m jaxrl_mini.report", description="Writes a page.", epilog=EXAMPLES)
     parser.add_argument(
-        "sources", nargs="+", metavar="SOURCE", help="records (.json), their recordings (.npz), and sweep folders"
+        "sources",
+        nargs="+",
+        type=commandline.path,
+        metavar="SOURCE",
+        help="records (.json), their recordings (.npz), and sweep folders",
     )
-    parser.add_argument("--output", metavar="FILE", default="report.html", help="the page [report.html]")
-    parser.add_argument("--figures", metavar="DIR", help="also write the curves there as PNG files")
+    parser.add_argument(
+        "--output", type=commandline.path, metavar="FILE", default="report.html", help="the page [report.html]"
+    )
+    parser.add_argument(
+        "--figures", type=commandline.path, metavar="DIR", help="also write the curves there as PNG files"
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace files that no report wrote")
     flags = parser.parse_args(arguments)
     try:

@@ -55,7 +55,7 @@ def read(paths: list[str]) -> list[Source]:
 
 def _is_zip(path: str) -> bool:
     try:
-        return Path(path).suffix == ".npz" or zipfile.is_zipfile(path)
+        return Path(path).suffix == ".npz" or (Path(path).is_file() and zipfile.is_zipfile(path))
     except OSError:
         return False
 
