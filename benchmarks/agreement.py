@@ -25,9 +25,9 @@ def final_figures(method: str, seeds: int) -> dict[str, np.ndarray]:
     """Exact success and mean actions of each seed's last policy; [seed]."""
     parts = []
     for start in range(0, seeds, fleet.BLOCK):
-        block = fleet.Block(
-            [Config(seed=seed, method=method) for seed in range(start, min(start + fleet.BLOCK, seeds))]
-        )
+        numbers = np.arange(start, min(start + fleet.BLOCK, seeds))
+        config = Config(method=method)
+        block = fleet.Block(fleet.sizes_of(config), numbers, fleet.settings_of([config] * len(numbers)))
         while block.iteration < 100:
             block.advance(CHUNK)
         parts.append(evaluation.exact_of_logits(block.logits(), ACCEPTED))

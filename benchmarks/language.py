@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxrl_mini import language_training, rollout, training
+from jaxrl_mini import language_training, training
 from jaxrl_mini.hardware import cores
 from jaxrl_mini.histories import enumerate_histories, expectations
 from jaxrl_mini.policies.gpt2 import GPT2, GPT2Config
@@ -171,13 +171,14 @@ def iteration(
     policy: LanguagePolicy, checkpoint: Checkpoint, state: Any, sizes: Any, settings: Any, number: int, verdicts: Any
 ) -> Any:
     """One iteration; returns the state after it, computed."""
-    episodes, behavior = language_training.sample(policy, state.params, jnp.uint32(7), number, sizes=sizes)
+    drawn = (policy, state.params, jnp.uint32(7), number, verdicts)
+    episodes, rewards, behavior = language_training.sample(*drawn, sizes=sizes)
     state, *_ = language_training.learn(
         policy,
         state,
         checkpoint.params,
         episodes,
-        rollout.grade(episodes, verdicts),
+        rewards,
         behavior,
         settings,
         sizes=sizes,

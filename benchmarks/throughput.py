@@ -60,8 +60,7 @@ def block_trainer(method: str) -> Callable[[int], None]:
 
     def block(first: int, runs: int) -> None:
         seeds = np.arange(first, min(first + BLOCK, runs))
-        settings = {"lr": config.effective_lr, "clip": config.clip, "beta": config.beta}
-        columns = {name: np.full(len(seeds), value) for name, value in settings.items()}
+        columns = fleet.settings_of([config] * len(seeds))
         device = None if len(devices) == 1 else devices[first // BLOCK % len(devices)]
         one = fleet.Block(fleet.sizes_of(config), seeds, columns, device)
         for _ in range(ITERATIONS // fleet.CHUNK):

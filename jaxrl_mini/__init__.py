@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from jaxrl_mini.evaluation import Evaluation
     from jaxrl_mini.fleet import run
     from jaxrl_mini.grid import Grid
+    from jaxrl_mini.player import load_player
     from jaxrl_mini.result import Result
     from jaxrl_mini.task import ACTIONS, BinarySearchRepair
 
@@ -32,6 +33,7 @@ _HOMES = {
     "Grid": "grid",
     "Result": "result",
     "UserError": "config",
+    "load_player": "player",
     "run": "fleet",
     "run_sweep": "engine",
 }
@@ -45,6 +47,7 @@ __all__ = [
     "Grid",
     "Result",
     "UserError",
+    "load_player",
     "run",
     "run_sweep",
 ]

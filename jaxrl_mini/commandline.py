@@ -4,13 +4,19 @@ import argparse
 import dataclasses
 import gc
 import os
+import shlex
 import sys
 import typing
 from collections.abc import Callable
-from typing import Any, NoReturn
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from jaxrl_mini.config import Config, UserError
+from jaxrl_mini.config import Config, UserError, expected
 
+if TYPE_CHECKING:
+    from jaxrl_mini.grid import Grid
+
+MAX_LINE = 1000
 DEVICES = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "tpu": "tpu"}
 
 
@@ -22,7 +28,36 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Exits with code 2 and the message."""
-        self.exit(2, f"{self.prog}: error: {message}\n")
+        self.exit(2, one_line(f"{self.prog}: error: {message}") + "\n")
+
+
+def one_line(message: str) -> str:
+    """The message with every run of white space as one space, and the middle of a very long one left out."""
+    line = " ".join(message.split())
+    return line if len(line) <= MAX_LINE else f"{line[: MAX_LINE // 2]} ... {line[-MAX_LINE // 2 :]}"
+
+
+def path(text: str) -> str:
+    """The type of flags that name a file or a folder."""
+    try:
+        usable = "\0" not in text and len(os.fsencode(text)) > 0
+    except UnicodeEncodeError:
+        usable = False
+    if not usable:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a name: expected that of a file or folder")
+    return text
+
+
+def number(kind: type, right: str) -> Callable[[str], Any]:
+    """The type of flags that take a number; `right` says in words which."""
+    return partial(_number, kind, right)
+
+
+def _number(kind: type, right: str, text: str) -> Any:
+    try:
+        return kind(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is out of range: expected {right}") from None
 
 
 def add_config_flags(parser: argparse.ArgumentParser, several: bool = False) -> None:
@@ -34,9 +69,14 @@ def add_config_flags(parser: argparse.ArgumentParser, several: bool = False) -> 
         union = typing.get_args(field.type) or (field.type,)
         kind = next(kind for kind in union if kind is not type(None))
         shown = "" if field.default is None else f" [{field.default}]"
+        flag = "--" + field.name.replace("_", "-")
+        if kind is bool:
+            chosen, default = ([True], [False]) if several else (True, False)
+            group.add_argument(flag, action="store_const", const=chosen, default=default, help=field.metadata["help"])
+            continue
         group.add_argument(
-            "--" + field.name.replace("_", "-"),
-            type=kind,
+            flag,
+            type=str if kind is str else number(kind, expected(field)),
             nargs="+" if several else None,
             default=[field.default] if several else field.default,
             choices=field.metadata.get("choices"),
@@ -121,6 +161,31 @@ def config_from(arguments: argparse.Namespace) -> Config:
     return Config(**{field.name: getattr(arguments, field.name) for field in dataclasses.fields(Config)})
 
 
+def train_command(config: Config, *more: str) -> str:
+    """The command that trains this run again, with further arguments at its end."""
+    words = ["--seed", str(config.seed)]
+    for field in dataclasses.fields(Config):
+        value = getattr(config, field.name)
+        if field.name != "seed" and value != field.default:
+            words += ["--" + field.name.replace("_", "-"), str(value)]
+    return shlex.join(["python", "-m", "jaxrl_mini.train", *words, *more])
+
+
+def sweep_command(grid: "Grid", *more: str) -> str | None:
+    """The command that computes this grid again; None where its settings are no product of values."""
+    fields = [field for field in dataclasses.fields(Config) if field.name != "seed"]
+    values = {field.name: list(dict.fromkeys(getattr(one, field.name) for one in grid.settings)) for field in fields}
+    if type(grid).product(grid.seeds, grid.history_every, **values) != grid:
+        return None
+    seeds = grid.seeds
+    words = ["--seeds", *([f"{seeds.start}:{seeds.stop}"] if isinstance(seeds, range) else map(str, seeds))]
+    for field in fields:
+        if values[field.name] != [field.default]:
+            words += ["--" + field.name.replace("_", "-"), *map(str, values[field.name])]
+    words += ["--history-every", str(grid.history_every)]
+    return shlex.join(["python", "-m", "jaxrl_mini.sweep", *words, *more])
+
+
 def use_device(name: str | None) -> None:
     """Makes jax compute on the named kind of device, and keep what it compiles in the user's cache folder.
 
@@ -150,12 +215,20 @@ def run_command(command: Callable[[list[str]], int | None], arguments: list[str]
         code = command(arguments)
         sys.stdout.flush()
     except UserError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        code = 2
+        code = _refuse(str(error))
     except KeyboardInterrupt:
         print("interrupted: nothing was written", file=sys.stderr)
         code = 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
+    except OSError as error:
+        code = _refuse(f"the system refused: {error}")
+    except MemoryError:
+        code = _refuse("not enough memory: ask for less at once")
     sys.exit(code)
+
+
+def _refuse(message: str) -> int:
+    print(one_line(f"error: {message}"), file=sys.stderr)
+    return 2

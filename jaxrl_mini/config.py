@@ -4,25 +4,85 @@ import dataclasses
 import math
 import numbers
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 BACKENDS = ("table", "hf")
 METHODS = ("grpo", "rs-sft")
 DTYPES = ("float32", "bfloat16", "float16")
+ADVANTAGES = ("group-std", "group-sample-std", "group-mean", "batch-std", "rloo", "maxrl", "reinforce")
+AGGREGATIONS = ("episode-mean", "step-mean", "fixed-length")
+SURROGATES = ("clip", "dual-clip", "cispo", "none")
+KLS = ("exact", "k1", "k2", "k3")
+REWARDS = ("verifier", "public-test", "shuffled", "constant")
+"""Beside these there is `noisy:p`."""
 LANGUAGE_ONLY = ("model", "dtype", "micro_batch", "exact_every")
 """Settings that have no use with a table."""
+GRADIENT_ONLY = ("advantage", "aggregation", "surrogate", "clip_high", "kl", "entropy_bonus")
+"""Settings that have no use with rejection sampling."""
 DEFAULT_LR = {"table": 0.08, "hf": 1e-6}
 MAX_SEED = 2**32 - 1
 MAX_COUNT = 2**31 - 1
+MAX_EXACT_GROUP = 1024
+"""The largest group over whose outcomes the exact gradient sums."""
+MAX_BATCH = 2**20
+"""Episodes in a batch: 64 runs side by side draw 1.6 GB of random numbers for them."""
+MAX_EVAL_EPISODES = 10**6
+SMALLEST, LARGEST = 1.2e-38, 3.4e38
+"""What float32 holds at full precision: settings outside would be used as 0 or as infinity."""
 
 
 class UserError(ValueError):
     """What a user asked for cannot be done; the message is one line and says what would be right."""
 
+    def __init__(self, message: str):
+        super().__init__(" ".join(message.split()))  # whatever names and values it quotes
+
 
 def setting(default: Any, help: str, **metadata: Any) -> Any:
     """A dataclass field with the text and the limits that the command line and the checks share."""
     return dataclasses.field(default=default, metadata={"help": help, **metadata})
+
+
+class Variant(NamedTuple):
+    """The choices that tell one estimator of the gradient from another; each has a program of its own.
+
+    The formulas, with their sources, are those of `objective` and `rewards`.
+    """
+
+    advantage: str = "group-std"
+    aggregation: str = "episode-mean"
+    surrogate: str = "clip"
+    kl: str = "exact"
+    reward: str = "verifier"
+    exact_gradient: bool = False
+
+
+DEFAULT_VARIANT = Variant()
+
+
+def noise_of(reward: str) -> float | None:
+    """The p of `noisy:p`; None for another reward.
+
+    Raises:
+      UserError: p is no probability, or there is no such reward.
+    """
+    if reward in REWARDS:
+        return None
+    kind, _, share = str(reward).partition(":")
+    try:
+        noise = float(share) if kind == "noisy" and not share[:1].isspace() else math.nan
+    except ValueError:
+        noise = math.nan
+    if not 0.0 <= noise <= 1.0:
+        known = ", ".join(REWARDS)
+        raise UserError(f"--reward {reward!r} is unknown: expected one of {known}, or noisy:p with p from 0 to 1")
+    return noise
+
+
+def _one_form(reward: str) -> str:
+    """`noisy:0.10` and `noisy:.1` are the same reward."""
+    noise = noise_of(reward)
+    return reward if noise is None else f"noisy:{noise!r}"
 
 
 @dataclass(frozen=True)
@@ -41,10 +101,20 @@ class Config:
     groups: int = setting(4, "groups in a batch; a group shares its verifier inputs", minimum=1)
     group_size: int = setting(8, "episodes in a group", minimum=2)
     epochs: int = setting(2, "optimizer steps on each batch", minimum=1)
-    lr: float | None = setting(None, "Adam learning rate [0.08 table, 1e-06 hf]", above=0.0)
-    clip: float = setting(0.2, "ratios are clipped to [1 - clip, 1 + clip]", above=0.0, below=1.0)
-    beta: float = setting(0.02, "coefficient of KL(policy || reference)", minimum=0.0)
-    eval_episodes: int = setting(500, "sampled evaluation episodes, before and after", minimum=1)
+    lr: float | None = setting(None, "Adam learning rate [0.08 table, 1e-06 hf]", minimum=SMALLEST)
+    clip: float = setting(0.2, "ratios are clipped to [1 - clip, 1 + clip]", minimum=1.2e-7, maximum=0.9999999)
+    beta: float = setting(0.02, "coefficient of KL(policy || reference)", minimum=SMALLEST, or_zero=True)
+    advantage: str = setting("group-std", "what an episode is credited with, from the rewards", choices=ADVANTAGES)
+    aggregation: str = setting("episode-mean", "how steps and episodes are averaged", choices=AGGREGATIONS)
+    surrogate: str = setting("clip", "what bounds the ratios of new to old probabilities", choices=SURROGATES)
+    clip_high: float | None = setting(None, "upper clip: ratios to [1 - clip, 1 + clip-high] [clip]", minimum=1.2e-7)
+    kl: str = setting("exact", "the KL term: over all actions, or an estimator of the sampled one", choices=KLS)
+    entropy_bonus: float = setting(0.0, "coefficient of the policy's entropy", minimum=SMALLEST, or_zero=True)
+    exact_gradient: bool = setting(False, "train on the expected loss, as of infinitely many groups")
+    reward: str = setting("verifier", f"{', '.join(REWARDS)}, or noisy:p", parse=_one_form)
+    eval_episodes: int = setting(
+        500, "sampled evaluation episodes, before and after", minimum=1, maximum=MAX_EVAL_EPISODES
+    )
     dtype: str | None = setting(
         None, "what a language model computes in, and its saved weights [float32]", choices=DTYPES
     )
@@ -54,17 +124,45 @@ class Config:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             object.__setattr__(self, field.name, _checked(field, getattr(self, field.name)))
+        batch = self.groups * self.group_size
+        if batch > MAX_BATCH:
+            raise UserError(
+                f"--groups {self.groups} x --group-size {self.group_size} is out of range: "
+                f"expected at most {MAX_BATCH} episodes in a batch"
+            )
+        if self.micro_batch is not None and self.micro_batch > batch:
+            raise UserError(
+                f"--micro-batch {self.micro_batch} is out of range: expected at most the {batch} episodes of a batch"
+            )
         if self.backend == "hf" and self.model is None:
             raise UserError("--model is missing: backend hf needs the folder of a language model")
         for name in LANGUAGE_ONLY:
             if self.backend != "hf" and (value := getattr(self, name)) is not None:
                 flag = "--" + name.replace("_", "-")
                 raise UserError(f"{flag} {value} has no use with backend {self.backend}: leave it out or use hf")
+        for name in GRADIENT_ONLY:
+            value, default = getattr(self, name), type(self).__dataclass_fields__[name].default
+            if self.method != "grpo" and value != default:
+                flag = "--" + name.replace("_", "-")
+                raise UserError(f"{flag} {value} has no use with method {self.method}: leave it out or use grpo")
+        if self.clip_high is not None and self.surrogate == "none":
+            raise UserError(f"--clip-high {self.clip_high} has no use with surrogate none: leave it out")
+        if self.exact_gradient and self.backend == "hf":
+            raise UserError("--exact-gradient has no use with backend hf: leave it out or use table")
+        if self.exact_gradient and self.group_size > MAX_EXACT_GROUP:
+            raise UserError(
+                f"--group-size {self.group_size} is too large for --exact-gradient: expected at most {MAX_EXACT_GROUP}"
+            )
 
     @property
     def effective_lr(self) -> float:
         """The learning rate in use: `lr`, or the backend's default."""
         return DEFAULT_LR[self.backend] if self.lr is None else self.lr
+
+    @property
+    def variant(self) -> Variant:
+        """The choices of the gradient's estimator."""
+        return Variant(*(getattr(self, name) for name in Variant._fields))
 
     def to_dict(self) -> dict[str, Any]:
         """The settings as plain data, with `effective_lr` beside them."""
@@ -87,31 +185,46 @@ class Config:
         return config
 
 
+def expected(field: "dataclasses.Field[Any]") -> str:
+    """What a setting may be, in words."""
+    limits = field.metadata
+    if "choices" in limits:
+        return f"one of {', '.join(limits['choices'])}"
+    if "metavar" in limits:
+        return "a folder's name"
+    low, high = _range(field)
+    return f"{'0 or ' * limits.get('or_zero', False)}a {'whole ' * _integral(field)}number from {low} to {high}"
+
+
+def _integral(field: "dataclasses.Field[Any]") -> bool:
+    return int in (field.type, *getattr(field.type, "__args__", ()))
+
+
+def _range(field: "dataclasses.Field[Any]") -> tuple[Any, Any]:
+    return field.metadata["minimum"], field.metadata.get("maximum", MAX_COUNT if _integral(field) else LARGEST)
+
+
 def _checked(field: "dataclasses.Field[Any]", value: Any) -> Any:
     """`value` in the field's type and range, else a UserError that names both."""
     limits, flag = field.metadata, "--" + field.name.replace("_", "-")
     if value is None and field.default is None:
         return None
     if "choices" in limits:
-        if value not in limits["choices"]:
-            raise UserError(f"{flag} {value!r} is unknown: expected one of {', '.join(limits['choices'])}")
+        if not isinstance(value, str) or value not in limits["choices"]:
+            raise UserError(f"{flag} {value!r} is unknown: expected {expected(field)}")
         return value
+    if "parse" in limits:
+        return limits["parse"](value)
+    if field.type is bool:
+        if not isinstance(value, bool):
+            raise UserError(f"{flag} {value!r} is out of range: expected True or False")
+        return bool(value)
     if "metavar" in limits:
-        if not isinstance(value, str) or not value:
-            raise UserError(f"{flag} {value!r} is not a folder's name")
+        if not isinstance(value, str) or not value or "\0" in value:
+            raise UserError(f"{flag} {value!r} is not a name: expected {expected(field)}")
         return value
-    integral = int in (field.type, *getattr(field.type, "__args__", ()))
+    integral, (low, high) = _integral(field), _range(field)
     number = isinstance(value, numbers.Integral if integral else numbers.Real) and not isinstance(value, bool)
-    low, high = limits.get("minimum"), limits.get("maximum", MAX_COUNT if integral else math.inf)
-    above, below = limits.get("above"), limits.get("below", math.inf)
-    if (
-        not number
-        or (low is not None and not value >= low)
-        or (above is not None and not value > above)
-        or not (value <= high and value < below)
-    ):
-        kind = "a whole number" if integral else "a number"
-        limit = f"from {low}" if low is not None else f"above {above:g}"
-        limit += f" to {high}" if integral else f" and below {below:g}" if below < math.inf else ", finite"
-        raise UserError(f"{flag} {value!r} is out of range: expected {kind} {limit}")
+    if not number or not (low <= value <= high or (limits.get("or_zero") and value == 0)):
+        raise UserError(f"{flag} {value!r} is out of range: expected {expected(field)}")
     return int(value) if integral else float(value)

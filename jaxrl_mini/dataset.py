@@ -24,11 +24,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from jaxrl_mini import files
 from jaxrl_mini.config import UserError
 from jaxrl_mini.fleet import Columns
 from jaxrl_mini.grid import Grid
 
 SCHEMA_VERSION = 1
+
+NUMERICAL = ("jaxrl_mini", "jax", "jaxlib", "optax", "numpy", "device_platform", "device_kind")
+"""What of a runtime decides the last bits of numbers."""
 
 _LABELS: dict[str, pa.DataType] = {"run": pa.int64(), "setting": pa.int32(), "seed": pa.uint32()}
 _METRICS: dict[str, pa.DataType] = {
@@ -41,6 +45,7 @@ _METRICS: dict[str, pa.DataType] = {
     "train_success_rate": pa.float64(),
     "mixed_groups": pa.int32(),
     "retained_episodes": pa.int32(),
+    "mean_reward": pa.float64(),
 }
 _EVALUATION: dict[str, pa.DataType] = {
     "successes": pa.int32(),
@@ -61,6 +66,14 @@ RUNS = pa.schema(
         "lr": pa.float64(),
         "clip": pa.float64(),
         "beta": pa.float64(),
+        "advantage": pa.string(),
+        "aggregation": pa.string(),
+        "surrogate": pa.string(),
+        "clip_high": pa.float64(),
+        "kl": pa.string(),
+        "entropy_bonus": pa.float64(),
+        "exact_gradient": pa.bool_(),
+        "reward": pa.string(),
         "eval_episodes": pa.int32(),
         **{f"before_{name}": kind for name, kind in _EVALUATION.items()},
         **{f"after_{name}": kind for name, kind in _EVALUATION.items()},
@@ -70,9 +83,10 @@ RUNS = pa.schema(
         "logits_crc32": pa.uint32(),
     }
 )
-"""`last_*` are the metrics of the last iteration; `finite` whether these and all logits are numbers;
-`iterations_to_90` the first kept iteration, counted from 1, whose exact success is at least 0.9, null where there is
-none; `logits_crc32` the checksum of the final logits as little-endian float32 [state, action]."""
+"""`clip_high` is the upper clip in use, that of `clip` unless another is set; `last_*` are the metrics of the last
+iteration; `finite` whether these and all logits are numbers; `iterations_to_90` the first kept iteration, counted from
+1, whose exact success is at least 0.9, null where there is none; `logits_crc32` the checksum of the final logits as
+little-endian float32 [state, action]."""
 
 HISTORY = pa.schema({**_LABELS, "iteration": pa.int32(), **_METRICS, "exact_success_rate": pa.float64()})
 
@@ -89,10 +103,11 @@ class Dataset:
     Attributes:
       path: the folder.
       grid: what it holds, or will.
+      runtime: where it was started (see `records.runtime`).
     """
 
-    def __init__(self, path: Path, grid: Grid):
-        self.path, self.grid = path, grid
+    def __init__(self, path: Path, grid: Grid, runtime: dict[str, Any]):
+        self.path, self.grid, self.runtime = path, grid, runtime
 
     @classmethod
     def create(cls, path: str | Path, grid: Grid, runtime: dict[str, Any]) -> "Dataset":
@@ -102,24 +117,24 @@ class Dataset:
           UserError: it holds another grid (the message says what differs) or something else, or cannot be written.
         """
         folder = Path(path)
-        if not (folder / "sweep.json").exists():
-            if folder.exists() and not folder.is_dir():
-                raise UserError(f"output {path} is a file: name a folder")
-            if folder.is_dir() and any(not entry.name.startswith(".") for entry in folder.iterdir()):
-                raise UserError(f"output {path} holds other files and no sweep: name another folder")
-            about = {
-                "schema_version": SCHEMA_VERSION,
-                "grid_sha256": grid.digest,
-                "runs": grid.runs,
-                "parts": grid.parts,
-                "grid": grid.to_dict(),
-                "runtime": runtime,
-            }
-            try:
+        about = {
+            "schema_version": SCHEMA_VERSION,
+            "grid_sha256": grid.digest,
+            "runs": grid.runs,
+            "parts": grid.parts,
+            "grid": grid.to_dict(),
+            "runtime": runtime,
+        }
+        try:
+            if not (folder / "sweep.json").exists():
+                if folder.exists() and not folder.is_dir():
+                    raise UserError(f"output {path} is a file: name a folder")
+                if folder.is_dir() and any(not entry.name.startswith(".") for entry in folder.iterdir()):
+                    raise UserError(f"output {path} holds other files and no sweep: name another folder")
                 folder.mkdir(parents=True, exist_ok=True)
                 _publish(folder, folder / "sweep.json", (json.dumps(about, indent=1) + "\n").encode())
-            except OSError as error:
-                raise UserError(f"output {path} cannot be written ({error.strerror}): choose another place") from error
+        except OSError as error:
+            raise UserError(f"output {path} cannot be written ({error.strerror}): choose another place") from error
         dataset = cls.open(path)
         differences = dataset.grid.differences(grid)
         if differences:
@@ -135,10 +150,10 @@ class Dataset:
         """
         about = Path(path) / "sweep.json"
         try:
-            data = json.loads(about.read_bytes())
+            data = json.loads(files.read(about))
             if data["schema_version"] != SCHEMA_VERSION:
                 raise UserError(f"{about} has schema version {data['schema_version']!r}, not {SCHEMA_VERSION}")
-            grid = Grid.from_dict(data["grid"])
+            grid, runtime = Grid.from_dict(data["grid"]), dict(data["runtime"])
             if grid.digest != data["grid_sha256"]:
                 raise UserError(f"{about} was changed: its grid does not have the digest beside it")
         except OSError as error:
@@ -147,7 +162,20 @@ class Dataset:
             raise UserError(f"{path} is no readable sweep folder: {error}") from error
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise UserError(f"{path} is no readable sweep folder: {about} is damaged ({error!r})") from error
-        return cls(Path(path), grid)
+        return cls(Path(path), grid, runtime)
+
+    def refuse_other_runtime(self, runtime: dict[str, Any]) -> None:
+        """Refuses to add parts where numbers come out otherwise in their last bits.
+
+        Raises:
+          UserError: the sweep was started with another version, or on another kind of device; names both.
+        """
+        pairs = [
+            (name, self.runtime[name], runtime[name]) for name in NUMERICAL if name in {*self.runtime} & {*runtime}
+        ]
+        others = [f"{name} {there} there, {here} here" for name, there, here in pairs if there != here]
+        if others:
+            raise UserError(f"output {self.path} was started elsewhere ({'; '.join(others)}): name another folder")
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -183,20 +211,29 @@ class Dataset:
         """A part's rows, checked.
 
         Raises:
-          Damaged: a checksum, the digest, the schema or the number of rows is wrong, or the file is not readable.
+          Damaged: a checksum, the digest or the schema is wrong, the file is not readable, or it holds other runs.
         """
         path = self.file(table, part)
         try:
-            data = path.read_bytes()
+            data = files.read(path)
             read = pq.read_table(io.BytesIO(data), page_checksum_verification=True, use_threads=False)
-        except (OSError, pa.ArrowException) as error:
+            metadata, digest = read.schema.metadata or {}, _digest(read)
+        except Exception as error:  # damaged files make Arrow raise errors of many kinds
             raise Damaged(f"{path} cannot be read back ({' '.join(str(error).split())[:80]})") from error
-        metadata = read.schema.metadata or {}
         if not read.schema.equals(_SCHEMAS[table]):
             raise Damaged(f"{path} has another schema")
-        if metadata.get(b"sha256") != _digest(read) or metadata.get(b"grid") != self.grid.digest.encode():
+        if metadata.get(b"sha256") != digest or metadata.get(b"grid") != self.grid.digest.encode():
             raise Damaged(f"{path} does not have the digest it was written with")
+        if not self._labels(table, part).equals(read.select([*_LABELS]).replace_schema_metadata(None)):
+            raise Damaged(f"{path} holds other runs than those of part {part}")
         return read.replace_schema_metadata(None)
+
+    def _labels(self, table: str, part: int) -> pa.Table:
+        """The numbers, settings and seeds of the runs that a part's rows are about."""
+        one = self.grid.part(part)
+        rows = 1 if table == "runs" else self.grid.history_rows(one.shared)
+        labels = (one.numbers, one.setting_numbers, one.seeds)
+        return pa.table({name: np.repeat(label, rows) for name, label in zip(_LABELS, labels, strict=True)})
 
     def commit(self, part: int, runs: Columns, history: Columns) -> None:
         """Stores a part. One that is there with the same content already is fine.
@@ -268,8 +305,8 @@ def _empty(schema: pa.Schema, columns: list[str] | None) -> pa.Table:
 
 
 def _table(columns: Columns, schema: pa.Schema) -> pa.Table:
-    """NumPy columns in a schema's order and types; null where a method lacks one, and for -1 in `iterations_to_90`."""
-    optional = {name for name in schema.names if name.endswith("retained_episodes")}
+    """NumPy columns in a schema's order and types; null where a run lacks one, and for -1 in `iterations_to_90`."""
+    optional = {name for name in schema.names if name.endswith(("retained_episodes", "mean_reward"))}
     if set(schema.names) - set(columns) - optional or set(columns) - set(schema.names):
         raise ValueError(f"columns differ from the schema: {sorted(set(columns) ^ set(schema.names))}")
     rows, arrays = len(columns["run"]), []

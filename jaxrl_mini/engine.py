@@ -62,7 +62,8 @@ def run_sweep(
         raise UserError(f"--engine {engine!r} is unknown: expected one of {', '.join(ENGINES)}")
     numbers = shard_parts(grid, shard)
     use_one_thread_per_call()
-    dataset = Dataset.create(output, grid, records.runtime())
+    runtime = records.runtime()
+    dataset = Dataset.create(output, grid, runtime)
     present = dataset.present() & set(numbers)
     damaged = dataset.set_damaged_aside(present)
     for message in damaged.values():
@@ -71,6 +72,7 @@ def run_sweep(
     on_part(sum(grid.part_runs(number) for number in present))
     missing = [number for number in numbers if number not in present]
     if missing:
+        dataset.refuse_other_runtime(runtime)
         for number in (
             compute_locally(dataset, missing) if engine == "local" else compute_on_ray(dataset, missing, address)
         ):
@@ -159,7 +161,7 @@ def compute_on_ray(dataset: Dataset, numbers: Sequence[int], address: str | None
         try:
             _check_answers(address)
             ray.init(address=address or "auto", log_to_driver=False, logging_level=logging.ERROR)
-        except (ConnectionError, ValueError, RuntimeError, OSError) as error:
+        except (ConnectionError, ValueError, RuntimeError, OSError, OverflowError) as error:
             raise UserError(f"--address {address or 'auto'}: no Ray cluster answers there ({error})") from error
     task = ray.remote(num_cpus=1, max_retries=RETRIES)(_compute_remotely)
     folder, todo = str(dataset.path.resolve()), iter(numbers)
@@ -193,7 +195,9 @@ def _check_answers(address: str | None) -> None:
 def _opened(folder: str) -> Dataset:
     use_one_thread_per_call()
     use_compilation_cache()
-    return Dataset.open(folder)
+    dataset = Dataset.open(folder)
+    dataset.refuse_other_runtime(records.runtime())
+    return dataset
 
 
 def _compute_remotely(folder: str, number: int) -> int:

@@ -6,7 +6,8 @@ programs at the same shapes: its numbers never depend on its neighbours.
 
 import time
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any
 
@@ -20,7 +21,7 @@ from jaxrl_mini.evaluation import Evaluations
 from jaxrl_mini.grid import BLOCK, SHARED_FIELDS, Grid, history_iterations
 from jaxrl_mini.policies import table
 from jaxrl_mini.result import History, Result, columns
-from jaxrl_mini.task import NUM_ACTIONS
+from jaxrl_mini.task import NUM_ACTIONS, NUM_VARIANTS
 from jaxrl_mini.training import CHUNK, Log, Sizes, State
 from jaxrl_mini.types import Distribution, Settings
 
@@ -34,7 +35,7 @@ class Block:
     Args:
       sizes: the program.
       seeds: uint32 [run].
-      settings: float [run] for each field of `Settings`.
+      settings: float [run] for each field of `Settings` that is in use.
       device: where to compute; None is jax's default.
     """
 
@@ -43,35 +44,25 @@ class Block:
             raise ValueError(f"a block holds 1 to {BLOCK} runs, not {len(seeds)}")
         self.sizes = sizes
         self.runs = len(seeds)
-        lr, clip, beta = (_padded(settings[name], np.float32) for name in Settings._fields)
-        data = (_padded(seeds, np.uint32), Settings(lr, clip, beta), *_start(sizes))
+        padded = Settings(**{name: _padded(column, np.float32) for name, column in settings.items()})
+        data = (_padded(seeds, np.uint32), padded, *_start(sizes))
+        device = device or jax.config.values["jax_default_device"] or jax.devices()[0]
         self.seeds, self.settings, self.state, self.log = jax.device_put(data, device)
         self._reference = _reference(device)
+        self._program = program(sizes, tuple(name for name in Settings._fields if name in settings))
         self.iteration = 0
 
     @classmethod
     def of_config(cls, config: Config) -> "Block":
         """A block of one run."""
-        settings = {"lr": config.effective_lr, "clip": config.clip, "beta": config.beta}
-        return cls(
-            sizes_of(config), np.array([config.seed]), {name: np.array([value]) for name, value in settings.items()}
-        )
+        return cls(sizes_of(config), np.array([config.seed]), settings_of([config]))
 
     def advance(self, count: int) -> None:
         """Runs `count` iterations, to the end of their chunk of 20 at most."""
         first = self.iteration - self.iteration % CHUNK
         verdicts = verifier.training_verdicts(first, CHUNK, self.sizes.groups)
-        self.state, self.log = training.advance(
-            self.state,
-            self.log,
-            self.seeds,
-            self._reference,
-            self.settings,
-            verdicts,
-            self.iteration,
-            count,
-            self.sizes,
-        )
+        data = (self.seeds, self._reference, self.settings, verdicts, np.int32(self.iteration), np.int32(count))
+        self.state, self.log = self._program(self.state, self.log, *data)
         self.iteration += count
 
     def record(self, iterations: Int[np.ndarray, " iteration"]) -> tuple[Log, Float[np.ndarray, "iteration 24 6 run"]]:
@@ -106,7 +97,15 @@ def _padded(column: np.ndarray, kind: type[np.generic]) -> np.ndarray:
 
 def sizes_of(config: Config) -> Sizes:
     """The program of a setting."""
-    return Sizes(config.method, config.groups, config.group_size, config.epochs)
+    return Sizes(config.method, config.groups, config.group_size, config.epochs, config.variant)
+
+
+def settings_of(configs: Sequence[Config]) -> Columns:
+    """The fields of `Settings` that runs of one program use, [run]."""
+    columns = zip(*(Settings.of(config) for config in configs), strict=True)
+    return {
+        name: np.array(column) for name, column in zip(Settings._fields, columns, strict=True) if None not in column
+    }
 
 
 @lru_cache(maxsize=64)
@@ -118,7 +117,16 @@ def _start(sizes: Sizes) -> tuple[State, Log]:
 
 
 @lru_cache(maxsize=64)
-def _reference(device: jax.Device | None) -> jax.Array:
+def program(sizes: Sizes, used: tuple[str, ...]) -> Callable[..., tuple[State, Log]]:
+    """`training.advance` for a block whose runs use these fields of `Settings`, compiled."""
+    settings = Settings(**{name: np.zeros(BLOCK, np.float32) for name in used})
+    verdicts = np.zeros((CHUNK, sizes.groups, NUM_VARIANTS), bool)
+    data = (np.zeros(BLOCK, np.uint32), table.initial_logits((BLOCK,)), settings, verdicts, np.int32(0), np.int32(0))
+    return compilation.traced_once(training.advance, _start(sizes), *data, static=(sizes,))
+
+
+@lru_cache(maxsize=64)
+def _reference(device: jax.Device) -> jax.Array:
     """The uniform policy is the reference, too."""
     return jax.device_put(np.full_like(table.initial_logits((BLOCK,)), table.UNIFORM_LOG_PROB), device)
 
@@ -140,22 +148,26 @@ def run(
         from jaxrl_mini import language_training  # imports flax, for which a table policy should not wait
 
         return language_training.run(config, on_chunk=on_chunk, mesh=mesh)
-    block = Block.of_config(config)
-    before = block.evaluate(config.eval_episodes)[0]
-    logits, packed, histories = [block.logits()[None]], [], []
-    started, compiled = time.perf_counter(), compilation.seconds()
+    compiled, block = compilation.seconds(), Block.of_config(config)
+    with ThreadPoolExecutor(1) as thread:  # the program is compiled, or loaded, while the initial policy is evaluated
+        ready = thread.submit(Block.of_config(config).advance, 0)
+        before = block.evaluate(config.eval_episodes)[0]
+        ready.result()
+    logits, packed, rewards, histories = [block.logits()[None]], [], list[Any](), []
+    started, compiled = time.perf_counter(), compilation.seconds() - compiled
     while block.iteration < config.iterations:
         numbers = np.arange(block.iteration, min(block.iteration + CHUNK, config.iterations))
         log, policies = block.record(numbers)
         history = history_of(log, policies, numbers, block.settings, block.sizes)
         logits.append(policies)
         packed.append(log.episodes.packed)
+        rewards.append(log.rewards)
         histories.append({name: column[..., 0] for name, column in history.items()})
         if on_chunk:
             on_chunk(histories[-1])
     after = block.evaluate(config.eval_episodes)[0]
-    elapsed, compiled = time.perf_counter() - started, compilation.seconds() - compiled
-    timing = {"train_and_final_eval_seconds": elapsed, "compile_seconds": compiled, "run_seconds": elapsed - compiled}
+    ran = time.perf_counter() - started
+    timing = {"train_and_final_eval_seconds": compiled + ran, "compile_seconds": compiled, "run_seconds": ran}
     return Result(
         config,
         before,
@@ -164,6 +176,7 @@ def run(
         np.concatenate(logits)[..., 0],
         np.concatenate(packed)[..., 0],
         timing,
+        rewards=None if rewards[0] is None else np.concatenate(rewards)[..., 0],
     )
 
 
@@ -206,8 +219,7 @@ def train_part(
     """
     part, config, every = grid.part(number), grid.part(number).shared, grid.history_every
     labels = {"run": part.numbers, "setting": part.setting_numbers, "seed": part.seeds}
-    own = {name: np.array([getattr(one, name) for one in part.settings]) for name in Settings._fields}
-    own = {name: values[part.local_settings] for name, values in own.items()}
+    own = {name: values[part.local_settings] for name, values in settings_of(part.settings).items()}
     places = [slice(first, first + BLOCK) for first in range(0, len(part.seeds), BLOCK)]
     blocks, logs, histories = [], [], []
     for place in places:
@@ -234,6 +246,8 @@ def train_part(
     columns = {
         **labels,
         **{name: np.full(runs, getattr(config, name)) for name in SHARED_FIELDS},
+        "clip_high": own["clip"],
+        "entropy_bonus": np.zeros(runs),
         **own,
         **_evaluation_columns("before", before, config.eval_episodes, [np.full(runs, one) for one in uniform]),
         **_evaluation_columns("after", after, config.eval_episodes, [np.asarray(one)[:runs] for one in exact]),

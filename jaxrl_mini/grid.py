@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_mini.config import MAX_SEED, Config, UserError
+from jaxrl_mini.config import MAX_COUNT, MAX_SEED, Config, UserError, Variant
 
 BLOCK = 64
 """Runs that are computed side by side, by one call of a compiled program."""
@@ -25,8 +26,13 @@ PARTS = 64
 BLOCK_EPISODES = 100 * 32
 """Training episodes of a run at default settings; longer runs make smaller parts."""
 
-PROGRAM_FIELDS = ("method", "groups", "group_size", "epochs")
-"""The settings that shape a compiled program."""
+PROGRAM_FIELDS = ("method", "groups", "group_size", "epochs", *Variant._fields)
+"""The settings that shape a compiled program (see `_program`)."""
+
+MAX_SETTINGS, MAX_LISTED_SEEDS = 100_000, 1_000_000
+"""Of a grid. A range of seeds may be longer: it takes no memory."""
+
+HISTORY_EVERY = f"a whole number from 0 to {MAX_COUNT}"
 
 SHARED_FIELDS = (*PROGRAM_FIELDS, "iterations", "eval_episodes")
 """Runs of settings that agree in these fill blocks together: the others are data."""
@@ -55,7 +61,7 @@ class Part(NamedTuple):
 
 
 class _Family(NamedTuple):
-    """The settings that share `SHARED_FIELDS`, with where their runs and parts start."""
+    """The settings that share a program and `SHARED_FIELDS`, with where their runs and parts start."""
 
     places: tuple[int, ...]
     first_run: int
@@ -91,8 +97,9 @@ class Grid:
                 raise UserError(f"--seeds {seed!r} is out of range: expected whole numbers from 0 to {MAX_SEED}")
         _refuse_repeated("--seeds", () if isinstance(self.seeds, range) else self.seeds)
         _refuse_repeated("setting", [_label(config) for config in self.settings])
-        if isinstance(self.history_every, bool) or not isinstance(self.history_every, int) or self.history_every < 0:
-            raise UserError(f"--history-every {self.history_every!r} is out of range: expected a whole number from 0")
+        every = self.history_every
+        if isinstance(every, bool) or not isinstance(every, int) or not 0 <= every <= MAX_COUNT:
+            raise UserError(f"--history-every {every!r} is out of range: expected {HISTORY_EVERY}")
 
     @classmethod
     def product(cls, seeds: Iterable[Any], history_every: int = 1, **values: Any) -> "Grid":
@@ -105,6 +112,9 @@ class Grid:
             )
         for name, given in lists.items():
             _refuse_repeated("--" + name.replace("_", "-"), given)
+        count = math.prod(map(len, lists.values()))
+        if count > MAX_SETTINGS:
+            raise UserError(f"the sweep has {count} settings: expected at most {MAX_SETTINGS}")
         combinations = itertools.product(*lists.values())
         settings = tuple(Config(seed=0, **dict(zip(lists, one, strict=True))) for one in combinations)
         return cls(settings, _as_range(seeds), history_every)
@@ -117,7 +127,7 @@ class Grid:
     @property
     def programs(self) -> int:
         """How many training programs are compiled."""
-        return len({_values(config, (*PROGRAM_FIELDS, *MODEL_FIELDS)) for config in self.settings})
+        return len({_program(config) for config in self.settings})
 
     @property
     def parts(self) -> int:
@@ -128,7 +138,7 @@ class Grid:
     def _families(self) -> tuple[_Family, ...]:
         places: dict[tuple[Any, ...], list[int]] = {}
         for place, config in enumerate(self.settings):
-            places.setdefault(_values(config, (*SHARED_FIELDS, *MODEL_FIELDS)), []).append(place)
+            places.setdefault((_program(config), _values(config, SHARED_FIELDS)), []).append(place)
         families, run, part = [], 0, 0
         even = max(1, -(-self.runs // BLOCK) // PARTS)
         for members in places.values():
@@ -175,16 +185,18 @@ class Grid:
 
     def history_rows(self, config: Config) -> int:
         """Rows of history that a run of this setting leaves."""
-        return len(history_iterations(config.iterations, self.history_every))
+        return -(-config.iterations // self.history_every) if self.history_every else 0
 
     def to_dict(self) -> dict[str, Any]:
         """The grid as plain data."""
         settings = [config.to_dict() for config in self.settings]
         for setting in settings:
             del setting["seed"]
-        seeds: Any = list(self.seeds)
-        if isinstance(self.seeds, range):
-            seeds = {"start": self.seeds.start, "stop": self.seeds.stop, "step": self.seeds.step}
+        seeds: Any = self.seeds
+        if isinstance(seeds, range):
+            seeds = {"start": seeds.start, "stop": seeds.stop, "step": seeds.step}
+        else:
+            seeds = list(seeds)
         return {"settings": settings, "seeds": seeds, "history_every": self.history_every}
 
     @classmethod
@@ -198,7 +210,9 @@ class Grid:
             seeds, settings = data["seeds"], [Config.from_dict({**one, "seed": 0}) for one in data["settings"]]
             as_range = range(seeds["start"], seeds["stop"], seeds["step"]) if isinstance(seeds, dict) else tuple(seeds)
             return cls(tuple(settings), as_range, data["history_every"])
-        except (KeyError, TypeError) as error:
+        except UserError:
+            raise
+        except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"the grid is not readable ({error!r})") from error
 
     @cached_property
@@ -233,11 +247,13 @@ def parse_seeds(words: Sequence[str]) -> range | tuple[int, ...]:
       UserError: a word is neither a number nor a range, or a range is empty.
     """
     if len(words) == 1 and ":" not in words[0]:
-        return _range(words[0], 0, _number(words[0]))
+        return _range(words[0], 0, _seed(words[0]))
     ranges = []
     for word in words:
         first, colon, last = word.partition(":")
-        ranges.append(_range(word, _number(first), _number(last) if colon else _number(first) + 1))
+        ranges.append(_range(word, _seed(first), _seed(last) if colon else _seed(first) + 1))
+    if len(ranges) > 1 and sum(map(len, ranges)) > MAX_LISTED_SEEDS:
+        raise UserError(f"--seeds lists more than {MAX_LISTED_SEEDS} seeds: give one range a:b")
     return ranges[0] if len(ranges) == 1 else tuple(itertools.chain(*ranges))
 
 
@@ -247,10 +263,16 @@ def _range(word: str, first: int, last: int) -> range:
     return range(first, last)
 
 
-def _number(word: str) -> int:
-    if not (word.isascii() and word.isdigit()):
+def _seed(word: str) -> int:
+    number = parse_number(word)
+    if number is None:
         raise UserError(f"--seeds {word!r} is no seed: expected N, several numbers, or a:b")
-    return int(word)
+    return number
+
+
+def parse_number(word: str) -> int | None:
+    """A whole number from 0 in decimal digits, at most 20; None for anything else."""
+    return int(word) if word.isascii() and word.isdigit() and len(word) <= 20 else None
 
 
 def _as_range(seeds: Iterable[Any]) -> range | tuple[Any, ...]:
@@ -269,6 +291,11 @@ def _as_list(given: Any) -> tuple[Any, ...]:
 
 def _values(config: Config, names: Sequence[str]) -> tuple[Any, ...]:
     return tuple(getattr(config, name) for name in names)
+
+
+def _program(config: Config) -> tuple[Any, ...]:
+    """What shapes a setting's compiled program: some numbers are data, but their absence is not."""
+    return (*_values(config, (*PROGRAM_FIELDS, *MODEL_FIELDS)), config.clip_high is None, config.entropy_bonus == 0)
 
 
 def _label(config: Config) -> str:

@@ -1,6 +1,8 @@
 """What this machine offers, and how jax is made to use it."""
 
 import os
+import platform
+from pathlib import Path
 
 
 def use_one_thread_per_call() -> None:
@@ -26,3 +28,13 @@ def use_one_thread_per_call() -> None:
 def cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def processor() -> str:
+    """What this machine computes with: its instructions decide how sums of floats are rounded."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

@@ -41,6 +41,7 @@ def train_part(
     kept = history_iterations(config.iterations, grid.history_every)
     history = {name: column[kept] for name, column in result.history.items()}
     values = {name: np.array([getattr(config, name)]) for name in (*SHARED_FIELDS, *Settings._fields)}
+    values["clip_high"] = values["clip"] if config.clip_high is None else values["clip_high"]
     columns = {
         **labels,
         **values,

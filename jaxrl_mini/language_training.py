@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxrl_mini import compilation, evaluation, objective, rollout, training, verifier
 from jaxrl_mini.config import Config, UserError
@@ -23,6 +23,7 @@ from jaxrl_mini.placement import ONE_DEVICE, Placement
 from jaxrl_mini.policies.language import LanguagePolicy, load_policy
 from jaxrl_mini.policies.pretrained import Checkpoint
 from jaxrl_mini.result import History, Result, columns
+from jaxrl_mini.rewards import rewards_of
 from jaxrl_mini.task import MAX_STEPS, NUM_ACTIONS
 from jaxrl_mini.training import Backward, Batch, Log, LossGradient, Sizes, State
 from jaxrl_mini.types import AnyArray, Episodes, Seeds, Settings
@@ -92,13 +93,20 @@ def _by_context(log_probs: Float[Array, "step row action"]) -> Float[Array, "con
 
 @partial(jax.jit, static_argnames=("policy", "sizes"))
 def sample(
-    policy: LanguagePolicy, params: PyTree, seed: Seeds, number: Int[Array, ""], *, sizes: Sizes
-) -> tuple[Episodes, Float[Array, "step batch action"]]:
-    """The episodes of one iteration, and the log-probabilities of all actions they were drawn from, 0 after the end."""
+    policy: LanguagePolicy,
+    params: PyTree,
+    seed: Seeds,
+    number: Int[Array, ""],
+    verdicts: Bool[Array, "group variant"],
+    *,
+    sizes: Sizes,
+) -> tuple[Episodes, Float[Array, "group episode"], Float[Array, "step batch action"]]:
+    """Episodes of one iteration, their rewards, and the log-probabilities they were drawn from, 0 after the end."""
     batch_shape = (sizes.groups, sizes.group_size)
     uniforms = jnp.stack(rollout.draw_uniforms(seed, rollout.TRAINING, number, *batch_shape))
     actions, behavior = policy.placement.whole(policy.sample(params, uniforms.reshape(MAX_STEPS, -1)))
-    return rollout.episodes_from_actions(actions.reshape(MAX_STEPS, *batch_shape)), behavior
+    episodes = rollout.episodes_from_actions(actions.reshape(MAX_STEPS, *batch_shape))
+    return episodes, rewards_of(episodes, verdicts[None], seed, number, reward=sizes.variant.reward), behavior
 
 
 @partial(jax.jit, static_argnames=("policy", "sizes", "micro_batch"), donate_argnames="state")
@@ -132,12 +140,13 @@ def learn(
     Returns:
       The new state; what the iteration leaves behind; the reference policy's log-probabilities.
     """
-    advantages = objective.advantages(rewards, method=sizes.method)
+    advantages = objective.advantages(rewards, method=sizes.method, advantage=sizes.variant.advantage)
     padded = -(-rewards.size // micro_batch) * micro_batch
-    rows, credit = objective.history_credit(episodes, rewards, advantages, padded)
+    rows, credit = objective.history_credit(episodes, rewards, advantages, padded, sizes.variant)
     batch = Batch(_by_context(behavior[:, rows.first]), in_parts(policy, initial, rows, micro_batch), credit)
+    logged = None if sizes.variant.reward == "verifier" else rewards
     state, log_probs, norm = training.update(state, accumulated(policy, rows, micro_batch), batch, settings, sizes)
-    log = Log(episodes, credit, batch.behavior, log_probs, norm)
+    log = Log(episodes, credit, batch.behavior, log_probs, norm, logged)
     return policy.placement.weights(state), *policy.placement.whole((log, batch.reference))
 
 
@@ -196,32 +205,29 @@ class Run:
                 raise UserError(f"{name} {size} cannot be split over data={placement.data}: expected a multiple of it")
         policy, self.checkpoint = loaded or load_policy(str(config.model), config.dtype or "float32")
         self.policy = policy if mesh is None else dataclasses.replace(policy, placement=placement)
-        self.sizes = Sizes(config.method, config.groups, config.group_size, config.epochs)
-        self.settings = Settings(
-            *(np.array(value, np.float32) for value in (config.effective_lr, config.clip, config.beta))
-        )
+        self.sizes = Sizes(config.method, config.groups, config.group_size, config.epochs, config.variant)
+        self.settings = jax.tree.map(lambda value: np.array(value, np.float32), Settings.of(config))
         self.seed = np.array(config.seed, np.uint32)
         self.initial = placement.put_weights(self.checkpoint.params)
         self.state = placement.put_weights(training.initial_state(jax.tree.map(jnp.copy, self.checkpoint.params)))
         self.iteration = 0
         self._reference: np.ndarray | None = None
 
-    def advance(self) -> tuple[History, np.ndarray, np.ndarray]:
+    def advance(self) -> tuple[History, np.ndarray, np.ndarray, np.ndarray]:
         """Runs one iteration.
 
         Returns:
-          Its metrics, [1] each; its packed episodes, [group, episode]; log-probabilities of the policy that sampled
-          them, [step, group * episode, action].
+          Its metrics, [1] each; its packed episodes and their rewards, [group, episode]; log-probabilities of the
+          policy that sampled them, [step, group * episode, action].
         """
         verdicts = verifier.training_verdicts(self.iteration, 1, self.sizes.groups)[0]
-        episodes, behavior = sample(
-            self.policy, self.state.params, self.seed, np.array(self.iteration), sizes=self.sizes
+        episodes, rewards, behavior = sample(
+            self.policy, self.state.params, self.seed, np.array(self.iteration), verdicts, sizes=self.sizes
         )
-        rewards = rollout.grade(jax.tree.map(np.asarray, episodes), verdicts)
         metrics = self.learn(episodes, rewards, behavior)
-        return metrics, np.asarray(episodes.packed), np.asarray(behavior)
+        return metrics, *map(np.asarray, (episodes.packed, rewards, behavior))
 
-    def learn(self, episodes: Episodes, rewards: np.ndarray, behavior: AnyArray) -> History:
+    def learn(self, episodes: Episodes, rewards: AnyArray, behavior: AnyArray) -> History:
         """Learns from graded episodes, and returns the metrics of the iteration; see `learn` of this module."""
         self.state, *left = learn(
             self.policy,
@@ -235,7 +241,7 @@ class Run:
             micro_batch=self.micro_batch,
         )
         log, reference = jax.tree.map(lambda leaf: np.asarray(leaf)[None, ..., None], left)
-        settings = Settings(*(leaf[None] for leaf in self.settings))
+        settings = jax.tree.map(lambda leaf: leaf[None], self.settings)
         metrics = columns(log, reference, np.array([self.iteration]), settings, self.sizes)
         self.iteration += 1
         return {name: column[:, 0] for name, column in metrics.items()}
@@ -286,14 +292,16 @@ def run(
     """Trains one language model; see `fleet.run`, and for the other arguments `Run`."""
     one = Run(config, mesh, loaded)
     before = one.evaluate()
-    packed, drawn_from, rows, reported = list[np.ndarray](), list[np.ndarray](), list[History](), 0
+    packed, rewards, drawn_from = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
+    rows, reported = list[History](), 0
     started, compiled = time.perf_counter(), compilation.seconds()
     while one.iteration < config.iterations:
-        metrics, episodes, behavior = one.advance()
+        metrics, episodes, rewarded, behavior = one.advance()
         last = one.iteration == config.iterations
         due = last or one.iteration % (config.exact_every or EXACT_EVERY) == 0
         rows.append({**metrics, "exact_success_rate": np.array([one.exact_success_rate() if due else np.nan])})
         packed.append(episodes)
+        rewards.append(rewarded)
         drawn_from.append(of_taken(behavior, Episodes(episodes)))
         if on_chunk and (last or one.iteration % training.CHUNK == 0):
             on_chunk(_joined(rows[reported:]))
@@ -302,7 +310,18 @@ def run(
     elapsed, compiled = time.perf_counter() - started, compilation.seconds() - compiled
     timing = {"train_and_final_eval_seconds": elapsed, "compile_seconds": compiled, "run_seconds": elapsed - compiled}
     trained = dataclasses.replace(one.checkpoint, params=one.weights())
-    return Result(config, before, after, _joined(rows), None, np.stack(packed), timing, trained, np.stack(drawn_from))
+    return Result(
+        config,
+        before,
+        after,
+        _joined(rows),
+        None,
+        np.stack(packed),
+        timing,
+        trained,
+        behavior=np.stack(drawn_from),
+        rewards=None if config.reward == "verifier" else np.stack(rewards),
+    )
 
 
 def of_taken(behavior: AnyArray, episodes: Episodes) -> Float[np.ndarray, "group episode step"]:

@@ -3,9 +3,8 @@
 A recording is an `.npz` file; `python -m jaxrl_mini.replay --help` lists its arrays.
 """
 
+import io
 import json
-import zipfile
-import zlib
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxrl_mini import objective, records, rollout, training
+from jaxrl_mini import files, objective, records, rollout, training
 from jaxrl_mini.config import Config, UserError
 from jaxrl_mini.policies import table
 from jaxrl_mini.records import Output
@@ -27,22 +26,15 @@ from jaxrl_mini.types import Episodes, Settings
 from jaxrl_mini.verifier import training_verdicts
 
 HISTORY = ("loss", "mean_kl", "ratio_outside_clip_fraction")
+NAMES = ("config", "actions", "rewards", "advantages", "old_log_probs", "logits", *(f"history_{h}" for h in HISTORY))
+"""The arrays that are read."""
 CONFIG_KEYS = ("method", "iterations", "groups", "group_size", "epochs", "lr", "clip", "beta")
 LANGUAGE_KEYS = ("backend", "model", "dtype", "micro_batch")
 """Settings that a recording names only if it is a language model's."""
+OPTION_KEYS = ("advantage", "aggregation", "surrogate", "clip_high", "kl", "entropy_bonus", "reward")
+"""Settings that a recording names only where they are not the defaults."""
 MAX_BYTES = 2**31
-
-
-_UNREADABLE = (
-    ValueError,
-    EOFError,
-    LookupError,
-    TypeError,
-    MemoryError,
-    RuntimeError,
-    zipfile.BadZipFile,
-    zlib.error,
-)  # what damaged archives have made NumPy and zipfile raise
+"""A recording, compressed or not, is not larger."""
 
 
 @dataclass(frozen=True)
@@ -51,32 +43,17 @@ class Recording:
 
     config: Config
     arrays: dict[str, np.ndarray]
+    """The actions as int8, all others as float64 that are finite in float32."""
 
 
 def read(path: str | Path) -> Recording:
     """Reads and checks a recording; nothing in it is unpickled.
 
     Raises:
-      UserError: the file cannot be read, an array is missing or has another shape, or an episode is impossible.
+      UserError: the file cannot be read, an array is missing, has another shape or holds a number that is not
+        finite in float32, a reward is neither 0 nor 1, or an episode is impossible.
     """
-    try:
-        with Path(path).open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-            if sum(entry.file_size for entry in file.zip.infolist()) > MAX_BYTES:
-                raise UserError(f"recording {path} is larger than {MAX_BYTES} bytes")
-            arrays = {name: file[name] for name in file.files}
-    except OSError as error:
-        raise UserError(f"recording {path} cannot be read ({error.strerror or error})") from error
-    except (
-        ValueError,
-        EOFError,
-        LookupError,
-        TypeError,
-        MemoryError,
-        zipfile.BadZipFile,
-        zlib.error,
-        RuntimeError,
-    ) as error:
-        raise UserError(f"recording {path} is not a readable .npz file") from error
+    arrays = _arrays(path)
     config = _config(path, arrays.get("config"))
     batch = (config.iterations, config.groups, config.group_size)
     shapes = {
@@ -96,16 +73,41 @@ def read(path: str | Path) -> Recording:
         if arrays[name].shape != shape or arrays[name].dtype.kind not in "iufb":
             kind = f"{arrays[name].dtype} {list(arrays[name].shape)}"
             raise UserError(f"recording {path}: {name} is {kind}, expected numbers {list(shape)}")
+        with np.errstate(over="ignore"):
+            finite = np.isfinite(arrays[name].astype(np.float32))
+        if not finite.all():
+            place = np.argwhere(~finite)[0].tolist()
+            raise UserError(f"recording {path}: {name} is {arrays[name][*place]} at {place}, expected finite numbers")
     if not np.isin(arrays["rewards"], (0, 1)).all():
         raise UserError(f"recording {path}: rewards must be 0 or 1")
     _check_actions(path, arrays["actions"])
-    return Recording(config, {name: arrays[name] for name in shapes})
+    return Recording(config, {name: arrays[name].astype(np.int8 if name == "actions" else float) for name in shapes})
+
+
+def _arrays(path: str | Path) -> dict[str, np.ndarray]:
+    """Those of an archive's arrays that are read."""
+    try:
+        data = files.read(path, MAX_BYTES)
+    except OSError as error:
+        raise UserError(f"recording {path} cannot be read ({error.strerror or error})") from error
+    try:
+        with np.load(io.BytesIO(data), allow_pickle=False) as file:
+            size = sum(entry.file_size for entry in file.zip.infolist())
+            if size <= MAX_BYTES:
+                arrays = {name: file[name] for name in file.files if name in NAMES}
+                if all(isinstance(array, np.ndarray) for array in arrays.values()):  # other entries are bytes
+                    return arrays
+                raise ValueError("an entry is no array")
+    except Exception as error:  # damaged archives make zipfile, its decompressors and NumPy raise anything
+        raise UserError(f"recording {path} is not a readable .npz file") from error
+    raise UserError(f"recording {path} holds {size} bytes: expected at most {MAX_BYTES}")
 
 
 def _config(path: str | Path, text: np.ndarray | None) -> Config:
     try:
         data = json.loads(str(text[()]))  # type: ignore[index]
-        return Config(**{name: data[name] for name in CONFIG_KEYS + LANGUAGE_KEYS * ("backend" in data)})
+        options = {name: data[name] for name in (*OPTION_KEYS, *LANGUAGE_KEYS) if name in data}
+        return Config(**{name: data[name] for name in CONFIG_KEYS}, **options)
     except UserError as error:
         raise UserError(f"recording {path}: {error}") from error
     except (TypeError, ValueError, KeyError, IndexError, RecursionError) as error:
@@ -129,8 +131,10 @@ def write(result: Result, output: Output) -> None:
     episodes = Episodes(result.packed_episodes)
     verdicts = training_verdicts(0, config.iterations, config.groups)
     flat = Episodes(episodes.packed.reshape(-1, config.group_size))
-    rewards = np.asarray(rollout.grade(flat, verdicts.reshape(-1, NUM_VARIANTS))).reshape(sizes)
-    advantages = np.moveaxis(np.asarray(objective.group_advantages(jnp.moveaxis(rewards, 0, -1))), -1, 0)
+    verdicts = np.asarray(rollout.grade(flat, verdicts.reshape(-1, NUM_VARIANTS))).reshape(sizes)
+    rewards = verdicts if result.rewards is None else result.rewards
+    by_run = objective.group_advantages(jnp.moveaxis(rewards, 0, -1), config.advantage)
+    advantages = np.moveaxis(np.asarray(by_run), -1, 0)
     if result.logits is None:
         policy = {"old_log_probs": result.behavior}
     else:
@@ -138,8 +142,12 @@ def write(result: Result, output: Output) -> None:
             np.asarray(table.distribution(jnp.moveaxis(result.logits[:-1], 0, -1)).log_probs), -1, 0
         )
         policy = {"old_log_probs": _of_taken(log_probs, episodes), "logits": result.logits}
-    keys = (*CONFIG_KEYS, "seed", "eval_episodes", *LANGUAGE_KEYS * (config.backend == "hf"))
-    settings = {name: config.to_dict()[name] for name in keys}
+    settings = {name: config.to_dict()[name] for name in (*CONFIG_KEYS, "seed", "eval_episodes")}
+    settings |= {
+        name: getattr(config, name)
+        for name in (*OPTION_KEYS, *LANGUAGE_KEYS)
+        if getattr(config, name) != getattr(Config, name)
+    }
     settings["lr"] = config.effective_lr
     arrays = {
         "config": np.array(json.dumps(settings)),
@@ -171,8 +179,8 @@ def replay_errors(recording: Recording) -> dict[str, float | None]:
     config, arrays = recording.config, recording.arrays
     if config.backend == "hf":
         return _language_errors(recording)
-    sizes = Sizes(config.method, config.groups, config.group_size, config.epochs)
-    settings = Settings(*(jnp.float32(value) for value in (config.effective_lr, config.clip, config.beta)))
+    sizes = Sizes(config.method, config.groups, config.group_size, config.epochs, config.variant)
+    settings = jax.tree.map(jnp.float32, Settings.of(config))
     logits = jnp.asarray(arrays["logits"], jnp.float32)
     reference = table.distribution(logits[0]).log_probs
     moments = training.initial_state(logits[0]).moments
@@ -199,13 +207,12 @@ def _language_errors(recording: Recording) -> dict[str, float | None]:
     config, arrays = recording.config, recording.arrays
     run, figures = Run(config), []
     for actions, rewards, recorded in zip(*(arrays[n] for n in ("actions", "rewards", "old_log_probs")), strict=True):
-        episodes = Episodes(
-            np.asarray(rollout.episodes_from_actions(np.moveaxis(actions, -1, 0).astype(np.int32)).packed)
-        )
+        taken = jnp.asarray(np.moveaxis(actions, -1, 0), jnp.int32)
+        episodes = Episodes(np.asarray(rollout.episodes_from_actions(taken).packed))
         rewards = rewards.astype(np.float32)
         again = run.log_probs(episodes)
         metrics = run.learn(episodes, rewards, behavior_of_taken(recorded, episodes))
-        by_group = np.asarray(objective.group_advantages(jnp.asarray(rewards)))
+        by_group = np.asarray(objective.group_advantages(jnp.asarray(rewards), config.advantage))
         figures.append(
             {
                 **{name: metrics[name][0] for name in HISTORY},
@@ -232,10 +239,14 @@ def _iteration(
     state, log = training.learn(
         state._replace(policy=table.distribution(state.params)), episodes, rewards, reference, settings, sizes=sizes
     )
-    measured = objective.measure(log.log_probs, log.behavior, reference, log.credit, settings, sizes.method)
+    measured = objective.measure(
+        log.log_probs, log.behavior, reference, log.credit, settings, sizes.method, sizes.variant
+    )
     return state.moments, {
         **{name: measured[name] for name in HISTORY},
-        "advantages": objective.group_advantages(rewards) if sizes.method == "grpo" else 0.0 * rewards,
+        "advantages": objective.group_advantages(rewards, sizes.variant.advantage)
+        if sizes.method == "grpo"
+        else 0.0 * rewards,
         "logits": state.params,
         "log_probs": log.behavior,
         "packed": episodes.packed,

@@ -8,12 +8,13 @@ import platform
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 import jax
 
+from jaxrl_mini import files, hardware
 from jaxrl_mini.config import Config, UserError
 from jaxrl_mini.evaluation import Evaluation
 from jaxrl_mini.result import Result
@@ -23,7 +24,7 @@ SCOPE = (
     "One run on one small, fully observable task with a private verifier. It shows how a training loop behaves "
     "here, exactly; it says nothing about agents in open environments."
 )
-PACKAGES = ("jaxrl_mini", "jax", "jaxlib", "flax", "optax", "numpy")
+PACKAGES = ("jaxrl_mini", "jax", "jaxlib", "flax", "optax", "numpy", "scipy")
 
 
 def runtime() -> dict[str, Any]:
@@ -33,6 +34,8 @@ def runtime() -> dict[str, Any]:
         "python": platform.python_version(),
         **{package: _version(package) for package in PACKAGES},
         "platform": platform.platform(),
+        "processor": hardware.processor(),
+        "cores": hardware.cores(),
         "device_kind": devices[0].device_kind,
         "device_platform": devices[0].platform,
         "device_count": len(devices),
@@ -116,31 +119,44 @@ class Output:
     """A file that appears under its name whole, at `commit`, or not at all.
 
     Opening it creates the temporary file beside the target, so that a folder that cannot be written to is found
-    before anything is computed.
+    before anything is computed. Folders that were made for it go again, where nothing was committed.
 
     Raises:
       UserError: the target is a folder or not a regular file, or its folder cannot be created or written.
     """
 
     def __init__(self, path: str | Path):
-        self.path = Path(path)
-        if self.path.is_dir():
-            raise UserError(f"output {path} is a folder: name a file in it")
-        if self.path.exists() and not self.path.is_file():
-            raise UserError(f"output {path} is not a regular file: name another")
+        self.path, self._part = Path(path), None
+        self._made: list[Path] = []
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            if self.path.is_dir():
+                raise UserError(f"output {path} is a folder: name a file in it")
+            if self.path.exists() and not self.path.is_file():
+                raise UserError(f"output {path} is not a regular file: name another")
+            for folder in (*reversed(self.path.parent.parents), self.path.parent):
+                if not folder.is_dir():
+                    folder.mkdir(exist_ok=True)
+                    self._made.append(folder)
             descriptor, name = tempfile.mkstemp(prefix=f".{self.path.name}.", suffix=".part", dir=self.path.parent)
+            self._part = Path(name)
+            os.close(descriptor)
         except OSError as error:
+            self._clear()
             raise UserError(f"output {path} cannot be written ({error.strerror}): choose another place") from error
-        os.close(descriptor)
-        self._part = Path(name)
 
     def __enter__(self) -> "Output":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._part.unlink(missing_ok=True)
+        self._clear()
+
+    def _clear(self) -> None:
+        """Takes away what was made, as far as the disk lets us and nothing was put there."""
+        with suppress(OSError):
+            if self._part is not None:
+                self._part.unlink(missing_ok=True)
+            for folder in reversed(self._made):
+                folder.rmdir()
 
     def commit(self, write: Callable[[IO[bytes]], object]) -> None:
         """Writes beside the target, flushes to disk, and renames over it.
@@ -148,6 +164,7 @@ class Output:
         Raises:
           UserError: the disk refused; the target is as it was before.
         """
+        assert self._part is not None
         try:
             with self._part.open("wb") as file:
                 write(file)
@@ -177,10 +194,12 @@ def check_replaceable(path: str | Path, config: Config) -> None:
     Raises:
       UserError: the file is something else, or a record of another config.
     """
-    if not Path(path).is_file():
-        return
     try:
+        if not Path(path).is_file():
+            return
         there = read(path)["config"]
+    except OSError as error:
+        raise UserError(f"output {path} cannot be written ({error.strerror}): choose another place") from error
     except UserError as error:
         raise UserError(f"output {path} exists and is no record: name another file or use --overwrite") from error
     mine = config.to_dict()
@@ -203,13 +222,20 @@ def read(path: str | Path) -> dict[str, Any]:
       UserError: the file cannot be read, or is not a record of a schema this version knows.
     """
     try:
-        data = json.loads(Path(path).read_bytes())
+        data = json.loads(files.read(path), parse_constant=_finite, parse_int=_finite, parse_float=_finite)
     except OSError as error:
         raise UserError(f"record {path} cannot be read ({error.strerror})") from error
     except (ValueError, RecursionError) as error:
-        raise UserError(f"record {path} is not JSON") from error
+        raise UserError(f"record {path} is not JSON with finite numbers") from error
     if not isinstance(data, dict) or data.get("schema_version") != SCHEMA_VERSION:
         raise UserError(f"record {path} is not of schema version {SCHEMA_VERSION}")
     if not isinstance(data.get("config"), dict) or not isinstance(data.get("history"), list):
         raise UserError(f"record {path} lacks its config or history")
     return data
+
+
+def _finite(text: str) -> int | float:
+    """Reads a number that float64 holds."""
+    if not math.isfinite(float(text)):
+        raise ValueError(f"{text} is not finite")
+    return int(text) if text.lstrip("-").isdigit() else float(text)

@@ -13,21 +13,35 @@ example:
 
 Prints a JSON object per file and exits with code 1 where an error exceeds the tolerance. To check a port of the loop
 to another framework, record its run: `config` (JSON text: method, iterations, groups, group_size, epochs, lr, clip,
-beta), `actions` int8 [iteration, group, episode, step] with -1 after the end, `rewards`, `advantages`,
-`old_log_probs`, `logits` [iteration + 1, state, action], and `history_loss`, `history_mean_kl`,
-`history_ratio_outside_clip_fraction`.
+beta), `actions` int8 [iteration, group, episode, step] with -1 after the end, `rewards` (0 or 1),
+`advantages`, `old_log_probs`, `logits` [iteration + 1, state, action], and `history_loss`, `history_mean_kl`,
+`history_ratio_outside_clip_fraction`; all numbers finite.
 """
+
+TOLERANCES = "a number from 0, finite"
 
 
 def main(arguments: list[str]) -> int:
     """Parses, replays, prints."""
     parser = commandline.Parser("python -m jaxrl_mini.replay", description=__doc__, epilog=EXAMPLES)
-    parser.add_argument("files", nargs="+", metavar="FILE.npz", help="a recording, as `train --trajectories` writes it")
-    parser.add_argument("--tolerance", type=float, default=1e-4, help="largest absolute error accepted [1e-4]")
+    parser.add_argument(
+        "files",
+        nargs="+",
+        type=commandline.path,
+        metavar="FILE.npz",
+        help="a recording, as `train --trajectories` writes it",
+    )
+    parser.add_argument(
+        "--tolerance",
+        type=commandline.number(float, TOLERANCES),
+        default=1e-4,
+        metavar="FLOAT",
+        help="largest absolute error accepted [1e-4]",
+    )
     commandline.add_device_flag(parser)
     flags = parser.parse_args(arguments)
     if not 0 <= flags.tolerance < math.inf:
-        raise UserError(f"--tolerance {flags.tolerance} is out of range: expected a number from 0, finite")
+        raise UserError(f"--tolerance {flags.tolerance} is out of range: expected {TOLERANCES}")
     commandline.use_device(flags.device)
     from jaxrl_mini import recording
 

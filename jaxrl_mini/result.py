@@ -37,6 +37,8 @@ class Result:
     """The trained language model, a `pretrained.Checkpoint`."""
     behavior: np.ndarray | None = None
     """float32 [iteration, group, episode, step]: a language model's log-probabilities of the actions when sampled."""
+    rewards: np.ndarray | None = None
+    """float32 [iteration, group, episode], where they are not the verifier's verdicts on the sampled episodes."""
 
 
 def columns(
@@ -49,14 +51,15 @@ def columns(
     """The metrics of logged iterations, given their numbers, as columns [iteration, run], in float64.
 
     `iteration`, `objective.measure` of its last optimizer step, `gradient_norm` there before it is clipped,
-    `optimizer_steps`, `train_success_rate`, `mixed_groups` (groups with successes and failures), and for rs-sft
-    `retained_episodes`.
+    `optimizer_steps`, `train_success_rate` (by the verifier, whatever the reward), `mixed_groups` (groups with rewards
+    of 0 and of 1), for rs-sft `retained_episodes`, and for a reward that is not the verifier's `mean_reward`.
     """
     runs = log.gradient_norm.shape[1]
     chunks = [divmod(int(iteration), CHUNK) for iteration in iterations]  # verdicts are computed and kept by chunk
     verdicts = np.stack([verifier.training_verdicts(CHUNK * chunk, CHUNK, sizes.groups)[i] for chunk, i in chunks])
     by_group = Episodes(log.episodes.packed.reshape(-1, sizes.group_size, runs))
-    rewards = rollout.grade(by_group, verdicts.reshape(-1, NUM_VARIANTS)).reshape(log.episodes.packed.shape)
+    passed = rollout.grade(by_group, verdicts.reshape(-1, NUM_VARIANTS)).reshape(log.episodes.packed.shape)
+    rewards = passed if log.rewards is None else log.rewards
     successes = rewards.sum(axis=2).astype(np.int64)
     retained = successes.sum(axis=1)
     # From [iteration, ..., run] to [..., iteration, run].
@@ -64,16 +67,20 @@ def columns(
     log_probs, behavior, reference, credit = jax.tree.map(
         lambda leaf: np.moveaxis(leaf, 0, -2).astype(np.float64), tables
     )
-    live = Settings(*(np.asarray(leaf, np.float64)[:runs] for leaf in settings))
+    live = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64)[:runs], settings)
     history = {
         "iteration": np.repeat(iterations[:, None], runs, axis=1),
-        **objective.measure(log_probs, behavior, reference, credit, live, sizes.method),
+        **objective.measure(log_probs, behavior, reference, credit, live, sizes.method, sizes.variant),
         "gradient_norm": log.gradient_norm,
-        "optimizer_steps": np.where((retained > 0) | (sizes.method == "grpo"), sizes.epochs, 0),
-        "train_success_rate": retained / (sizes.groups * sizes.group_size),
+        "optimizer_steps": np.where(
+            (retained > 0) | (sizes.method == "grpo") | sizes.variant.exact_gradient, sizes.epochs, 0
+        ),
+        "train_success_rate": passed.sum(axis=(1, 2)).astype(np.int64) / (sizes.groups * sizes.group_size),
         "mixed_groups": ((successes > 0) & (successes < sizes.group_size)).sum(axis=1),
         "retained_episodes": retained,
     }
     if sizes.method == "grpo":
         del history["retained_episodes"]
+    if log.rewards is not None:
+        history["mean_reward"] = retained / (sizes.groups * sizes.group_size)
     return history

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from jaxrl_mini import commandline
 from jaxrl_mini.config import Config, UserError
-from jaxrl_mini.grid import Grid, parse_seeds
+from jaxrl_mini.grid import HISTORY_EVERY, Grid, parse_number, parse_seeds
 from jaxrl_mini.hardware import cores
 
 EXAMPLES = """\
@@ -42,9 +42,13 @@ def main(arguments: list[str]) -> None:
     commandline.add_device_flag(parser)
     parser.add_argument("--seeds", nargs="+", required=True, metavar="SEEDS", help="N, several numbers, or a:b")
     parser.add_argument(
-        "--history-every", type=int, default=1, metavar="K", help="keep every K-th iteration [1]; 0: none"
+        "--history-every",
+        type=commandline.number(int, HISTORY_EVERY),
+        default=1,
+        metavar="K",
+        help="keep every K-th iteration [1]; 0: none",
     )
-    parser.add_argument("--output", metavar="DIR", help="the folder [sweeps/DIGEST-OF-THE-GRID]")
+    parser.add_argument("--output", type=commandline.path, metavar="DIR", help="the folder [sweeps/DIGEST-OF-THE-GRID]")
     parser.add_argument("--dry-run", action="store_true", help="say what would be done, and stop")
     parser.add_argument("--shard", metavar="i/n", default="1/1", help="compute only the i-th of n shares")
     parser.add_argument("--engine", choices=("local", "ray"), default="local", help="where parts are computed [local]")
@@ -72,7 +76,7 @@ def _compute(grid: Grid, output: Path, shard: tuple[int, int], flags: object) ->
 
         from jaxrl_mini.engine import run_sweep, shard_parts
 
-        total = sum(map(grid.part_runs, shard_parts(grid, shard)))
+        total = grid.runs if shard == (1, 1) else sum(map(grid.part_runs, shard_parts(grid, shard)))
         with tqdm(total=total, unit="run", disable=not sys.stderr.isatty(), smoothing=0.05) as bar:
 
             def report(more: int) -> None:
@@ -109,7 +113,7 @@ def summarize(arguments: list[str]) -> None:
     parser = commandline.Parser(
         "python -m jaxrl_mini.sweep summary", description="Statistics of a sweep, per setting and between settings."
     )
-    parser.add_argument("folder", metavar="DIR", help="a sweep's folder")
+    parser.add_argument("folder", type=commandline.path, metavar="DIR", help="a sweep's folder")
     parser.add_argument("--json", action="store_true", help="as one JSON object instead of tables")
     flags = parser.parse_args(arguments)
     from jaxrl_mini import statistics
@@ -121,9 +125,10 @@ def summarize(arguments: list[str]) -> None:
 
 def _parse_shard(text: str) -> tuple[int, int]:
     i, slash, n = text.partition("/")
-    if not (slash and i.isascii() and n.isascii() and i.isdigit() and n.isdigit() and 1 <= int(i) <= int(n)):
+    share, shares = parse_number(i), parse_number(n)
+    if not slash or share is None or shares is None or not 1 <= share <= shares:
         raise UserError(f"--shard {text} is out of range: expected i/n with i from 1 to n")
-    return int(i), int(n)
+    return share, shares
 
 
 class _Terminated(KeyboardInterrupt):
@@ -142,7 +147,7 @@ def _exit_now(code: int) -> NoReturn:
 
 
 def _say(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)
+    print(commandline.one_line(message), file=sys.stderr, flush=True)
 
 
 def _warn(message: str) -> None:

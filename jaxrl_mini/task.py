@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+NAME = "binary-search-repair"
 ACTIONS = ("read", "fix_low", "fix_high", "undo_low", "test", "finish")
 MAX_STEPS = 6
 NUM_ACTIONS = len(ACTIONS)

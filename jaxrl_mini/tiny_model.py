@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxrl_mini import commandline
+from jaxrl_mini.config import MAX_SEED
 
 if TYPE_CHECKING:
     from jaxrl_mini.policies.language import LanguagePolicy
@@ -19,6 +20,7 @@ TOKENIZERS = ("word", "bpe")
 END_OF_TEXT = "<|endoftext|>"
 UNKNOWN = "<|unknown|>"
 BPE_VOCABULARY = 384
+LIMITS = {"layers": (1, 24), "width": (1, 1024), "heads": (1, 1024), "seed": (0, MAX_SEED)}
 WARM_START_STEPS, WARM_START_EPISODES, WARM_START_LR = 400, 4, 3e-3
 WARM_START_TRANSCRIPTS = 512
 
@@ -26,7 +28,9 @@ WARM_START_TRANSCRIPTS = 512
 def main(arguments: list[str]) -> None:
     """Makes the model that the command line asks for."""
     parser = commandline.Parser("python -m jaxrl_mini.tiny_model", description=__doc__)
-    parser.add_argument("folder", type=Path, metavar="DIR", help="where to write; made if it does not exist")
+    parser.add_argument(
+        "folder", type=commandline.path, metavar="DIR", help="where to write; made if it does not exist"
+    )
     parser.add_argument(
         "--tokenizer",
         choices=TOKENIZERS,
@@ -40,7 +44,8 @@ def main(arguments: list[str]) -> None:
         ("heads", 2, "attention heads"),
         ("seed", 0, "of the random weights"),
     ):
-        parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{text} [{default}]")
+        kind = commandline.number(int, _expected(name))
+        parser.add_argument(f"--{name}", type=kind, default=default, metavar="N", help=f"{text} [{default}]")
     parser.add_argument(
         "--warm-start",
         action="store_true",
@@ -49,13 +54,19 @@ def main(arguments: list[str]) -> None:
     )
     parser.add_argument("--overwrite", action="store_true", help="replace what is in DIR")
     chosen = parser.parse_args(arguments)
-    for name, least in (("layers", 1), ("width", 1), ("heads", 1), ("seed", 0)):
-        if getattr(chosen, name) < least:
-            parser.error(f"--{name} {getattr(chosen, name)} is out of range: expected a whole number from {least}")
+    for name, (least, most) in LIMITS.items():
+        if not least <= getattr(chosen, name) <= most:
+            parser.error(f"--{name} {getattr(chosen, name)} is out of range: expected {_expected(name)}")
     if chosen.width % chosen.heads:
         parser.error(f"--width {chosen.width} is no multiple of --heads {chosen.heads}")
+    chosen.folder = Path(chosen.folder)
     description = make_tiny_model(**vars(chosen))
     print(json.dumps({"output": str(chosen.folder), **description}))
+
+
+def _expected(name: str) -> str:
+    least, most = LIMITS[name]
+    return f"a whole number from {least} to {most}"
 
 
 def make_tiny_model(
@@ -71,18 +82,19 @@ def make_tiny_model(
     """Writes the folder, and returns its configuration and what the warm start reached, if any.
 
     Raises:
-      CheckpointError: the folder cannot be written, or is not empty and not to be overwritten.
+      UserError: the folder cannot be written, or is not empty and not to be overwritten.
     """
     import jax
     import jax.numpy as jnp
     from flax import nnx
 
+    from jaxrl_mini import folders
     from jaxrl_mini.policies.gpt2 import GPT2, GPT2Config
     from jaxrl_mini.policies.language import LanguagePolicy
-    from jaxrl_mini.policies.pretrained import Checkpoint, check_destination, save_checkpoint
+    from jaxrl_mini.policies.pretrained import Checkpoint, save_checkpoint
     from jaxrl_mini.policies.prompts import tokenize_task
 
-    check_destination(folder, overwrite)
+    folders.check_destination(folder, overwrite)
     built = _word_tokenizer() if tokenizer == "word" else _bpe_tokenizer()
     built.encode_special_tokens = True
 

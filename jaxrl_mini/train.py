@@ -1,11 +1,16 @@
 """Trains a policy and writes the record of the run: ``python -m jaxrl_mini.train --seed 7``."""
 
 import json
+import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jaxrl_mini import commandline, hardware
 from jaxrl_mini.config import Config, UserError
+
+if TYPE_CHECKING:
+    from jaxrl_mini.result import Result
 
 EXAMPLES = """\
 examples:
@@ -27,18 +32,35 @@ def main(arguments: list[str]) -> None:
     commandline.add_config_flags(parser)
     commandline.add_device_flag(parser)
     commandline.add_mesh_flags(parser)
-    parser.add_argument("--output", metavar="FILE", help="the record [runs/BACKEND-METHOD-seed-SEED.json]")
+    parser.add_argument(
+        "--output", type=commandline.path, metavar="FILE", help="the record [runs/BACKEND-METHOD-seed-SEED.json]"
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace an output that is another run's")
-    parser.add_argument("--trajectories", metavar="FILE", help="also write the sampled episodes, for replay (.npz)")
-    parser.add_argument("--save-policy", metavar="DIR", help="write the trained language model as a checkpoint folder")
+    parser.add_argument(
+        "--trajectories",
+        type=commandline.path,
+        metavar="FILE",
+        help="also write the sampled episodes, for replay (.npz)",
+    )
+    parser.add_argument(
+        "--save-policy",
+        type=commandline.path,
+        metavar="DIR",
+        help="keep the policy, for play; an hf one as a checkpoint folder",
+    )
     flags = parser.parse_args(arguments)
     config = commandline.config_from(flags)
-    for name in ("save_policy", "mesh"):
-        if getattr(flags, name) is not None and config.backend != "hf":
-            raise UserError(f"--{name.replace('_', '-')} has no use with backend {config.backend}: leave it out")
+    if flags.mesh is not None and config.backend != "hf":
+        raise UserError(f"--mesh {flags.mesh} has no use with backend {config.backend}: leave it out")
+    if flags.trajectories is not None and config.exact_gradient:
+        raise UserError("--trajectories has no use with --exact-gradient: no sampled episode leads to that update")
     path = Path(flags.output or default_output(config))
-    if flags.trajectories is not None and Path(flags.trajectories).resolve() == path.resolve():
+    if flags.trajectories is not None and os.path.realpath(flags.trajectories) == os.path.realpath(path):
         raise UserError(f"--trajectories {flags.trajectories} is also the output: name another file")
+    if flags.save_policy is not None:
+        folder = os.path.realpath(flags.save_policy)
+        if os.path.commonpath([folder, os.path.realpath(path)]) == folder:
+            raise UserError(f"--save-policy {flags.save_policy} is a folder of its own: name an output outside of it")
 
     commandline.use_processes(flags)
     commandline.use_device(flags.device)
@@ -48,16 +70,14 @@ def main(arguments: list[str]) -> None:
     import jax
     from tqdm import tqdm
 
-    from jaxrl_mini import fleet, recording, records
+    from jaxrl_mini import fleet, folders, recording, records
     from jaxrl_mini.result import History
 
     if jax.process_index():  # the first process alone reports and writes
         fleet.run(config, mesh=mesh)
         return
     if flags.save_policy is not None:
-        from jaxrl_mini.policies import pretrained
-
-        pretrained.check_destination(flags.save_policy, flags.overwrite)
+        folders.check_destination(flags.save_policy, flags.overwrite)
     if not flags.overwrite:
         records.check_replaceable(path, config)
         if flags.trajectories is not None and Path(flags.trajectories).exists():
@@ -78,10 +98,22 @@ def main(arguments: list[str]) -> None:
         if trajectories is not None:
             recording.write(result, trajectories)
         if flags.save_policy is not None:
-            pretrained.save_checkpoint(flags.save_policy, result.checkpoint, flags.overwrite)
+            save_policy(result, flags.save_policy, flags.overwrite)
         record = records.build(result)
         records.write(record, output)
     print(json.dumps({"before": record["before"], "after": record["after"], "output": str(path)}))
+
+
+def save_policy(result: "Result", folder: str, overwrite: bool) -> None:
+    """Keeps the policy after the last iteration."""
+    if result.logits is None:
+        from jaxrl_mini.policies.pretrained import save_checkpoint
+
+        save_checkpoint(folder, result.checkpoint, overwrite)
+    else:
+        from jaxrl_mini.policies.saved import save_table
+
+        save_table(folder, result.logits[-1], result.config, overwrite)
 
 
 if __name__ == "__main__":

@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl_mini import objective, rollout
+from jaxrl_mini import expected, objective, rollout
+from jaxrl_mini.config import DEFAULT_VARIANT, Variant
 from jaxrl_mini.policies import table
+from jaxrl_mini.rewards import rewards_of
 from jaxrl_mini.task import NUM_ACTIONS, NUM_STATES
 from jaxrl_mini.types import AnyArray, Credit, Distribution, Episodes, Seeds, Settings
 from jaxrl_mini.xla import stage, total
@@ -23,8 +24,6 @@ from jaxrl_mini.xla import stage, total
 MAX_GRADIENT_NORM = 1.0
 CHUNK = 20
 """Iterations per call of `advance`, at most; also how often the command line reports."""
-
-OPTIMIZER = optax.scale_by_adam(b1=0.9, b2=0.999, eps=1e-8)
 
 
 class Sizes(NamedTuple):
@@ -34,6 +33,7 @@ class Sizes(NamedTuple):
     groups: int
     group_size: int
     epochs: int
+    variant: Variant = DEFAULT_VARIANT
 
 
 class Batch(NamedTuple):
@@ -51,13 +51,23 @@ LossGradient = Callable[[Float[Array, "context action *run"], Batch], Float[Arra
 of a batch."""
 
 
+class Moments(NamedTuple):
+    """Adam's."""
+
+    count: Int[AnyArray, "*run"]
+    """Steps taken."""
+    first: Any
+    """Running means of the gradient, like the parameters."""
+    second: Any
+    """Running means of its square."""
+
+
 class State(NamedTuple):
     """Everything a run's future depends on, beside its settings and the number of the next iteration."""
 
     params: Any
     """The policy's parameters: logits[state, action, *run], or a language model's weights."""
-    moments: optax.ScaleByAdamState
-    """Adam's moments, and the number of steps taken, [*run]."""
+    moments: Moments
     policy: Any
     """The `Distribution` that the table policy's parameters stand for; None for a language model."""
 
@@ -79,12 +89,14 @@ class Log(NamedTuple):
     """Log-probabilities before the last optimizer step."""
     gradient_norm: Float[AnyArray, "*run"]
     """The gradient's norm at the last optimizer step, before it is clipped."""
+    rewards: Float[AnyArray, "group episode *run"] | None = None
+    """The rewards, where they are not the verifier's verdicts."""
 
 
 def initial_state(params: Any, policy: Distribution | None = None, run_shape: tuple[int, ...] = ()) -> State:
     """A state before the first iteration; each run counts its own optimizer steps."""
-    moments = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), jax.eval_shape(OPTIMIZER.init, params))
-    return State(params, moments._replace(count=np.zeros(run_shape, np.int32)), policy)
+    first, second = (jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), params) for _ in range(2))
+    return State(params, Moments(np.zeros(run_shape, np.int32), first, second), policy)
 
 
 def update(
@@ -107,7 +119,7 @@ def update(
     learns = _has_credit(batch.credit) if sizes.method == "rs-sft" else None
 
     def loss_gradient(log_probs: Array, part: Batch) -> Array:
-        return _loss_gradient(log_probs, *part, settings, method=sizes.method)
+        return _loss_gradient(log_probs, *part, settings, method=sizes.method, variant=sizes.variant)
 
     def step(_: Array, carry: tuple[State, Array, Array]) -> tuple[State, Array, Array]:
         state, _, _ = carry
@@ -119,7 +131,7 @@ def update(
     return jax.lax.fori_loop(0, sizes.epochs, step, (state, batch.behavior, settings.lr))
 
 
-@partial(stage, static_argnames="method")
+@partial(stage, static_argnames=("method", "variant"))
 def _loss_gradient(
     log_probs: Float[Array, "context action *run"],
     behavior: Float[Array, "context action *run"],
@@ -128,11 +140,12 @@ def _loss_gradient(
     settings: Settings,
     *,
     method: str,
+    variant: Variant,
 ) -> Float[Array, "context action *run"]:
     """The loss is a sum over contexts and actions, so its gradient by the log-probabilities is elementwise."""
 
     def loss(log_probs: Array) -> Array:
-        return jnp.sum(objective.loss_terms(log_probs, behavior, reference, credit, settings, method))
+        return jnp.sum(objective.loss_terms(log_probs, behavior, reference, credit, settings, method, variant))
 
     return jax.grad(loss)(log_probs)
 
@@ -140,11 +153,11 @@ def _loss_gradient(
 @stage
 def _optimizer_step(
     params: Any,
-    moments: optax.ScaleByAdamState,
+    moments: Moments,
     gradient: Any,
     learns: Bool[Array, "*run"] | None,
     lr: Float[Array, "*run"],
-) -> tuple[Any, optax.ScaleByAdamState, Float[Array, "*run"]]:
+) -> tuple[Any, Moments, Float[Array, "*run"]]:
     """One step, but where `learns` is False, parameters and moments stay as they are; also the gradient's norm."""
     norm, scale = _norm_and_scale(gradient, run_axes=lr.ndim)
     after = _adam_step(params, moments, gradient, scale, lr)
@@ -163,20 +176,23 @@ def _norm_and_scale(gradient: Any, *, run_axes: int) -> tuple[Float[Array, "*run
         ]
         norm = jnp.sqrt(functools.reduce(jnp.add, squares))
     else:
-        norm = optax.tree.norm(gradient)
+        norm = jnp.sqrt(sum(jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(gradient)))
     return norm, jnp.minimum(1.0, MAX_GRADIENT_NORM / (norm + 1e-6))
 
 
 @stage
 def _adam_step(
     params: Any,
-    moments: optax.ScaleByAdamState,
+    moments: Moments,
     gradient: Any,
     scale: Float[Array, "*run"],
     lr: Float[Array, "*run"],
-) -> tuple[Any, optax.ScaleByAdamState]:
-    step, moments = OPTIMIZER.update(jax.tree.map(lambda g: g * scale, gradient), moments)
-    return jax.tree.map(lambda p, s: p - lr * s, params, step), moments
+) -> tuple[Any, Moments]:
+    import optax  # a process that finds the trace of its program has no use for it
+
+    adam = optax.scale_by_adam(b1=0.9, b2=0.999, eps=1e-8)
+    step, after = adam.update(jax.tree.map(lambda g: g * scale, gradient), optax.ScaleByAdamState(*moments))
+    return jax.tree.map(lambda p, s: p - lr * s, params, step), Moments(*after)
 
 
 @stage
@@ -192,16 +208,23 @@ def learn(
     reference: Float[Array, "24 6 *run"],
     settings: Settings,
     sizes: Sizes,
+    credit: Credit | None = None,
 ) -> tuple[State, Log]:
-    """The table policy learns from graded episodes, which it sampled."""
-    batch = Batch(state.policy.log_probs, reference, _credit(episodes, rewards, method=sizes.method))
+    """The table policy learns from rewarded episodes, which it sampled; or from `credit`, if it is given."""
+    if credit is None:
+        credit = _credit(episodes, rewards, method=sizes.method, variant=sizes.variant)
+    batch = Batch(state.policy.log_probs, reference, credit)
     state, log_probs, norm = update(state, _table_backward, batch, settings, sizes, policy_of=table.distribution)
-    return state, Log(episodes, batch.credit, batch.behavior, log_probs, norm)
+    logged = None if sizes.variant.reward == "verifier" else rewards
+    return state, Log(episodes, batch.credit, batch.behavior, log_probs, norm, logged)
 
 
-@partial(stage, static_argnames="method")
-def _credit(episodes: Episodes, rewards: Float[Array, "group episode *run"], *, method: str) -> Credit:
-    return objective.state_credit(episodes, rewards, objective.advantages(rewards, method=method))
+@partial(stage, static_argnames=("method", "variant"))
+def _credit(
+    episodes: Episodes, rewards: Float[Array, "group episode *run"], *, method: str, variant: Variant
+) -> Credit:
+    advantages = objective.advantages(rewards, method=method, advantage=variant.advantage)
+    return objective.state_credit(episodes, rewards, advantages, variant)
 
 
 def _table_backward(state: State, batch: Batch, loss_gradient: LossGradient) -> tuple[Array, Array]:
@@ -222,17 +245,19 @@ def iterate(
     episodes = rollout.rollout(
         state.policy.probs, seeds, number, stream=rollout.TRAINING, groups=sizes.groups, group_size=sizes.group_size
     )
-    return learn(state, episodes, _grade(episodes, verdicts, number), reference, settings, sizes=sizes)
+    rewards = rewards_of(episodes, verdicts, seeds, number, reward=sizes.variant.reward)
+    credit = None
+    if sizes.variant.exact_gradient:
+        credit = expected.expected_credit(
+            state.policy.probs,
+            verdicts[number % CHUNK],
+            group_size=sizes.group_size,
+            method=sizes.method,
+            variant=sizes.variant,
+        )
+    return learn(state, episodes, rewards, reference, settings, sizes=sizes, credit=credit)
 
 
-@stage
-def _grade(
-    episodes: Episodes, verdicts: Bool[Array, "20 group variant"], number: Int[Array, ""]
-) -> Float[Array, "group episode *run"]:
-    return jnp.asarray(rollout.grade(episodes, verdicts[number % CHUNK]))
-
-
-@partial(jax.jit, static_argnames="sizes", donate_argnames=("state", "log"))
 def advance(
     state: State,
     log: Log,
@@ -249,14 +274,14 @@ def advance(
     The count is data, so that any number of iterations, in calls of any size, runs the same compiled loop.
 
     Args:
-      state: before the first of them; its buffers are used up.
-      log: any; its buffers are used up.
+      state: before the first of them.
+      log: any; `empty_log`, or an earlier one.
       seeds: of the runs.
       reference: log-probabilities of the frozen initial policy.
       settings: of the runs.
       verdicts: the verifier's, for every iteration of the chunk.
       first: the number of the first iteration.
-      count: how many; at least 1.
+      count: how many; for 0 nothing changes.
       sizes: the settings that shape the program.
 
     Returns:
@@ -274,5 +299,7 @@ def empty_log(sizes: Sizes, run_shape: tuple[int, ...]) -> Log:
     shape = (NUM_STATES, NUM_ACTIONS, *run_shape)
     by_action = np.zeros(shape, np.float32)
     packed = np.zeros((sizes.groups, sizes.group_size, *run_shape), np.int32)
-    credit = Credit(by_action, by_action, by_action, by_action[:, 0])
-    return Log(Episodes(packed), credit, by_action, by_action, np.zeros(run_shape, np.float32))
+    taken = by_action if sizes.variant.kl != "exact" else None
+    credit = Credit(by_action, by_action, by_action, by_action[:, 0], taken)
+    rewards = None if sizes.variant.reward == "verifier" else packed.astype(np.float32)
+    return Log(Episodes(packed), credit, by_action, by_action, np.zeros(run_shape, np.float32), rewards)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
+from jaxrl_mini.config import Config
 from jaxrl_mini.task import MAX_STEPS, NUM_ACTIONS, NUM_VARIANTS, TABLES
 
 CHOICE_BITS = 5
@@ -34,6 +35,15 @@ class Settings(NamedTuple):
     """Ratios are clipped to [1 - clip, 1 + clip]."""
     beta: Float[AnyArray, "*run"]
     """Coefficient of KL(policy || reference)."""
+    clip_high: Float[AnyArray, "*run"] | None = None
+    """Where it is not None, ratios are clipped to [1 - clip, 1 + clip_high]."""
+    entropy_bonus: Float[AnyArray, "*run"] | None = None
+    """Coefficient of the entropy, where there is a bonus."""
+
+    @classmethod
+    def of(cls, config: Config) -> "Settings":
+        """A run's, as Python numbers."""
+        return cls(config.effective_lr, config.clip, config.beta, config.clip_high, config.entropy_bonus or None)
 
 
 class Episodes(NamedTuple):
@@ -99,13 +109,16 @@ class Credit(NamedTuple):
     """A batch as the few sums its loss depends on; the context is the state, or a history."""
 
     plus: Float[AnyArray, "context action *batch"]
-    """Sum of advantage / episode length / episodes, over the actions with a positive advantage."""
+    """Sum of advantage * share over the actions with a positive advantage; the share of an action is that of the
+    aggregation (`objective.credit`), by default 1 / (length of its episode * episodes)."""
     minus: Float[AnyArray, "context action *batch"]
     """The same over those with a negative advantage."""
     counts: Float[AnyArray, "context action *batch"]
     """How often each action was taken."""
     visits: Float[AnyArray, "context *batch"]
-    """Sum of 1 / episode length / episodes, over all actions: sums to 1 over the contexts."""
+    """Sum of the shares of all actions."""
+    taken: Float[AnyArray, "context action *batch"] | None = None
+    """The same by action, where the KL term is estimated from the sampled actions."""
 
 
 class Exact(NamedTuple):

@@ -26,6 +26,14 @@ def test_the_defaults_are_the_articles():
         "lr": None,
         "clip": 0.2,
         "beta": 0.02,
+        "advantage": "group-std",
+        "aggregation": "episode-mean",
+        "surrogate": "clip",
+        "clip_high": None,
+        "kl": "exact",
+        "entropy_bonus": 0.0,
+        "exact_gradient": False,
+        "reward": "verifier",
         "eval_episodes": 500,
         "dtype": None,
         "micro_batch": None,
@@ -46,6 +54,7 @@ def no_type_checks(monkeypatch):
 
 
 COUNT = "a whole number from 1 to 2147483647"
+LR, CLIP = "a number from 1.2e-38 to 3.4e+38", "a number from 1.2e-07 to 0.9999999"
 BAD = [
     ("backend", "torch", "one of table, hf"),
     ("method", "ppo", "one of grpo, rs-sft"),
@@ -54,12 +63,26 @@ BAD = [
         ("seed", value, "a whole number from 0 to 4294967295")
         for value in (-1, 2**32, 10**20, 1.5, "7", True, math.nan)
     ],
-    *[(name, value, COUNT) for name in ("iterations", "groups", "epochs", "eval_episodes") for value in (0, -3, 2**31)],
+    *[(name, value, COUNT) for name in ("iterations", "groups", "epochs") for value in (0, -3, 2**31)],
+    *[("eval_episodes", value, "a whole number from 1 to 1000000") for value in (0, -3, 10**6 + 1)],
     *[("group_size", value, "a whole number from 2 to 2147483647") for value in (1, 0, -1, 2.0)],
-    *[("lr", value, "a number above 0, finite") for value in (0, -0.1, math.nan, math.inf, -math.inf, "1")],
-    *[("clip", value, "a number above 0 and below 1") for value in (0, 1, 1.5, -0.2, math.nan, math.inf)],
-    *[("beta", value, "a number from 0.0, finite") for value in (-1, -1e-9, math.nan, math.inf)],
+    *[("lr", value, LR) for value in (0, -0.1, math.nan, math.inf, -math.inf, "1", 1e39, 1e-60, 10**40)],
+    *[("clip", value, CLIP) for value in (0, 1, 1.5, -0.2, math.nan, math.inf, 1e-12, 0.99999999999)],
+    *[("beta", value, f"0 or {LR}") for value in (-1, -1e-9, math.nan, math.inf, 1e39, 1e-60)],
+    ("model", "", "a folder's name"),
+    ("model", "a\0b", "a folder's name"),
     ("iterations", None, COUNT),
+    ("advantage", "gae", "one of group-std, group-sample-std, group-mean, batch-std, rloo, maxrl, reinforce"),
+    ("aggregation", "sum", "one of episode-mean, step-mean, fixed-length"),
+    ("surrogate", "ppo", "one of clip, dual-clip, cispo, none"),
+    ("kl", "k4", "one of exact, k1, k2, k3"),
+    *[("clip_high", value, "a number from 1.2e-07 to 3.4e+38") for value in (0, -0.1, math.nan, math.inf)],
+    *[("entropy_bonus", value, "0 or a number from 1.2e-38 to 3.4e+38") for value in (-1e-9, math.nan, math.inf)],
+    *[("exact_gradient", value, "True or False") for value in (None, 1, "yes")],
+    *[
+        ("reward", value, "one of verifier, public-test, shuffled, constant, or noisy:p with p from 0 to 1")
+        for value in ("test", "noisy", "noisy:", "noisy:1.1", "noisy:-0.1", "noisy:nan", "noisy: 0.1", "loud:0.1", None)
+    ],
 ]
 
 
@@ -82,7 +105,11 @@ def test_a_bad_value_is_named_with_what_would_be_right(no_type_checks, name, val
         ("group_size", 2),
         ("iterations", 1),
         ("beta", 0),
-        ("lr", 1e-12),
+        ("lr", 1.2e-38),
+        ("lr", 3.4e38),
+        ("beta", 1.2e-38),
+        ("clip", 1.2e-7),
+        ("clip", 0.9999999),
         ("seed", np.uint32(7)),
         ("clip", np.float32(0.5)),
         ("groups", np.int64(3)),
@@ -94,11 +121,60 @@ def test_values_at_the_limits_and_numpy_numbers_become_python_numbers(no_type_ch
     assert type(taken) in (int, float)
 
 
+def test_settings_at_their_limits_do_not_vanish_in_float32(no_type_checks):
+    tiny = np.finfo(np.float32).tiny
+    for value in (1.2e-38, 3.4e38):
+        settings = Config(lr=value, beta=value)
+        for live in (np.float32(settings.lr), np.float32(settings.beta)):
+            assert tiny <= live < np.inf
+    for clip in map(np.float32, (1.2e-7, 0.9999999)):
+        assert 0 < 1 - clip < 1 < 1 + clip < 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"groups": 2**20, "group_size": 2},
+            "--groups 1048576 x --group-size 2 .* at most 1048576 episodes in a batch",
+        ),
+        ({"groups": 2**31 - 1, "group_size": 2**31 - 1}, "at most 1048576 episodes"),
+        ({"backend": "hf", "model": "x", "micro_batch": 33}, "--micro-batch 33 .* at most the 32 episodes of a batch"),
+    ],
+)
+def test_a_batch_that_no_memory_holds_is_refused(settings, message):
+    with pytest.raises(UserError, match=message):
+        Config(**settings)
+
+
 def test_a_language_model_needs_its_folder_and_a_table_has_no_use_for_one():
     with pytest.raises(UserError, match="--model is missing: backend hf needs the folder"):
         Config(backend="hf")
     with pytest.raises(UserError, match="--model folder has no use with backend table"):
         Config(model="folder")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"advantage": "rloo"}, "--advantage rloo has no use with method rs-sft"),
+        ({"aggregation": "step-mean"}, "--aggregation step-mean has no use with method rs-sft"),
+        ({"surrogate": "none"}, "--surrogate none has no use with method rs-sft"),
+        ({"clip_high": 0.3}, "--clip-high 0.3 has no use with method rs-sft"),
+        ({"kl": "k1"}, "--kl k1 has no use with method rs-sft"),
+        ({"entropy_bonus": 0.1}, "--entropy-bonus 0.1 has no use with method rs-sft"),
+        ({"method": "grpo", "surrogate": "none", "clip_high": 0.3}, "--clip-high 0.3 has no use with surrogate none"),
+        ({"backend": "hf", "model": "x", "exact_gradient": True}, "--exact-gradient has no use with backend hf"),
+        ({"exact_gradient": True, "group_size": 1025}, "--group-size 1025 is too large for --exact-gradient"),
+    ],
+)
+def test_an_option_that_would_have_no_effect_is_refused(settings, message):
+    with pytest.raises(UserError, match=message):
+        Config(**{"method": "rs-sft"} | settings)
+
+
+def test_a_noisy_reward_has_one_form():
+    assert Config(reward="noisy:0.10") == Config(reward="noisy:.1") and Config(reward="noisy:.1").reward == "noisy:0.1"
 
 
 def test_a_config_cannot_be_changed():
@@ -111,10 +187,10 @@ configs = st.builds(
     method=st.sampled_from(["grpo", "rs-sft"]),
     seed=st.integers(0, 2**32 - 1),
     iterations=st.integers(1, 2**31 - 1),
-    group_size=st.integers(2, 2**31 - 1),
+    group_size=st.integers(2, 2**18),
     lr=st.none() | st.floats(1e-30, 1e30),
     clip=st.floats(0.001, 0.999),
-    beta=st.floats(0, 1e30),
+    beta=st.just(0.0) | st.floats(1.2e-38, 3.4e38),
 )
 
 

@@ -12,6 +12,7 @@ import pandas as pd
 import polars as pl
 import pyarrow.parquet as pq
 import pytest
+from faults import every_fault
 
 from jaxrl_mini import dataset, fleet
 from jaxrl_mini.config import UserError
@@ -133,6 +134,22 @@ def test_a_part_of_another_sweep_is_damage(full, tmp_path, parts):
     assert list(full.set_damaged_aside({0, 1})) == [0]
 
 
+@pytest.mark.parametrize("table", ["runs", "history"])
+def test_a_part_of_the_same_sweep_in_the_place_of_another_is_damage(full, table):
+    full.file(table, 0).write_bytes(full.file(table, 1).read_bytes())
+    with pytest.raises(dataset.Damaged, match="holds other runs than those of part 0"):
+        full.read_part(table, 0)
+
+
+def test_parts_of_another_version_or_device_are_refused_by_name(folder, tmp_path):
+    here = {"jax": "0.10.1", "device_kind": "cpu", "python": "3.11.1"}
+    one = Dataset.create(tmp_path / "other", GRID, here)
+    one.refuse_other_runtime({**here, "python": "3.12.9"})
+    Dataset.open(one.path).refuse_other_runtime(here)
+    with pytest.raises(UserError, match=r"\(jax 0\.10\.1 there, 0\.10\.2 here; device_kind cpu there, H200 here\)"):
+        one.refuse_other_runtime({**here, "jax": "0.10.2", "device_kind": "H200"})
+
+
 def test_a_damaged_part_in_the_way_of_a_writer_is_set_aside(full, parts):
     before = contents(full.path)
     full.file("history", 0).write_bytes(b"PAR1")
@@ -175,32 +192,11 @@ def test_a_changed_sweep_json_is_refused(full, change):
         Dataset.open(full.path)
 
 
-class Failing:
-    """Makes the n-th call of a function of `os` fail, counted over all named functions."""
-
-    def __init__(self, monkeypatch, names, number, code):
-        self.calls, self.number, self.code = 0, number, code
-        for name in names:
-            monkeypatch.setattr(os, name, self.wrap(getattr(os, name)))
-
-    def wrap(self, function):
-        def call(*arguments, **options):
-            self.calls += 1
-            if self.calls == self.number:
-                raise OSError(self.code, os.strerror(self.code))
-            return function(*arguments, **options)
-
-        return call
-
-
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EROFS], ids=["full", "broken", "read-only"])
 def test_every_failing_system_call_leaves_whole_parts_and_a_message(tmp_path, parts, code):
-    number = 0
-    while True:
-        number += 1
-        with pytest.MonkeyPatch.context() as patch:
-            failing = Failing(patch, ["open", "write", "fsync", "link", "rename", "mkdir", "close"], number, code)
-            path = tmp_path / str(number)
+    for number, fault in enumerate(every_fault(code), 1):
+        path = tmp_path / str(number)
+        with fault() as failing:
             try:
                 one = Dataset.create(path, GRID, {})
                 for part, columns in enumerate(parts):
@@ -209,8 +205,6 @@ def test_every_failing_system_call_leaves_whole_parts_and_a_message(tmp_path, pa
                 assert os.strerror(code) in str(error) and "\n" not in str(error)
             else:
                 assert one.present() == {0, 1}
-                if failing.calls < number:
-                    break
         again = Dataset.create(path, GRID, {})
         for part in again.present():
             assert again.read_part("runs", part).num_rows == GRID.part_runs(part)
@@ -219,7 +213,7 @@ def test_every_failing_system_call_leaves_whole_parts_and_a_message(tmp_path, pa
         files = {name: data for name, data in contents(path).items() if not name.startswith(".")}
         reference = {name: data for name, data in contents(tmp_path / "1").items() if not name.startswith(".")}
         assert files == reference
-    assert number > 30
+    assert number > 30 and failing.calls < number
 
 
 def test_a_short_write_is_continued(tmp_path, monkeypatch, parts):

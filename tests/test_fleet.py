@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from jaxrl_mini import fleet, training
+from jaxrl_mini import compilation, fleet
 from jaxrl_mini.config import Config
 from jaxrl_mini.fleet import Block
 from jaxrl_mini.grid import BLOCK, Grid
@@ -111,9 +111,13 @@ def test_a_run_that_leaves_the_numbers_is_marked_and_alone_in_it():
 
 
 def test_a_grid_of_settings_compiles_once():
-    before = training.advance._cache_size()
-    rows_of(Grid.product(range(70), group_size=3, lr=[0.1, 0.2], beta=[0.0, 0.1], iterations=21, eval_episodes=1))
-    assert training.advance._cache_size() == before + 1
+    def sweep(lr, beta):
+        return rows_of(Grid.product(range(70), group_size=3, lr=lr, beta=beta, iterations=21, eval_episodes=1))
+
+    sweep(lr=[0.1], beta=[0.0])
+    compiled = compilation.seconds()
+    sweep(lr=[0.1, 0.2], beta=[0.0, 0.1])
+    assert compilation.seconds() == compiled
 
 
 def test_padding_repeats_the_last_run():

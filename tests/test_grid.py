@@ -29,7 +29,21 @@ def test_seeds_are_a_count_or_a_list_or_a_range(words, seeds):
 
 
 @pytest.mark.parametrize(
-    "words", [["0"], ["x"], ["-1"], ["5:5"], ["9:2"], ["1:"], [":3"], ["1.5"], ["0:4294967297"], [""]]
+    "words",
+    [
+        ["9" * 5000],
+        ["0:4000000000", "7"],
+        ["0"],
+        ["x"],
+        ["-1"],
+        ["5:5"],
+        ["9:2"],
+        ["1:"],
+        [":3"],
+        ["1.5"],
+        ["0:4294967297"],
+        [""],
+    ],
 )
 def test_what_is_no_seed_is_refused(words):
     with pytest.raises(UserError, match="--seeds"):
@@ -59,6 +73,11 @@ def test_other_methods_and_sizes_are_other_programs():
         assert kinds == {(part.shared.method, part.shared.group_size)}
 
 
+def test_options_are_other_programs_and_their_numbers_are_not():
+    options = {"advantage": ["group-std", "rloo"], "clip_high": [None, 0.3, 0.4], "entropy_bonus": [0.0, 0.1, 0.2]}
+    assert Grid.product([1], **options).programs == 8
+
+
 def test_more_iterations_share_a_program_but_no_block():
     grid = Grid.product([1], iterations=[20, 40])
     assert grid.programs == 1 and [grid.part(i).shared.iterations for i in (0, 1)] == [20, 40]
@@ -74,6 +93,18 @@ def test_parts_are_whole_blocks(runs, parts, blocks):
 def test_a_million_seeds_take_no_memory_and_long_runs_make_small_parts():
     assert Grid.product(range(10**6)).part_runs(0) == BLOCK * 16
     assert Grid.product(range(10**6), iterations=1600).part_runs(0) == BLOCK
+
+
+def test_all_seeds_and_the_longest_run_take_no_memory():
+    grid = Grid.product(range(2**32), iterations=2**31 - 1, history_every=7)
+    assert len(grid.digest) == 64 and Grid.from_dict(grid.to_dict()) == grid
+    assert grid.history_rows(grid.settings[0]) == -(-(2**31 - 1) // 7)
+
+
+@pytest.mark.parametrize(("iterations", "every"), [(5, 1), (5, 2), (4, 2), (5, 9), (5, 0), (1, 1)])
+def test_rows_of_history_are_the_iterations_kept(iterations, every):
+    grid = Grid.product([1], iterations=iterations, history_every=every)
+    assert grid.history_rows(grid.settings[0]) == len(history_iterations(iterations, every))
 
 
 def test_a_grid_has_one_form():
@@ -105,6 +136,8 @@ def test_differences_between_grids_are_named():
         ({"seeds": [1], "lr": [None, 0.08]}, "twice"),
         ({"seeds": [1], "lr": []}, "empty"),
         ({"seeds": [1], "history_every": -1}, "--history-every"),
+        ({"seeds": [1], "history_every": 2**31}, "--history-every .* to 2147483647"),
+        ({"seeds": [1], **{name: range(1, 200) for name in ("iterations", "epochs", "groups")}}, "at most 100000"),
         ({"seeds": [1], "seed": [3]}, "seed"),
         ({"seeds": [1], "learning_rate": [3]}, "learning_rate"),
         ({"seeds": [1], "backend": "hf"}, "--model"),

@@ -119,7 +119,7 @@ def plain_weights(rewards: np.ndarray, method: str) -> np.ndarray:
 
 def plain_credit(actions: np.ndarray, rewards: np.ndarray, method: str) -> Credit:
     """The sums, one action of one episode at a time."""
-    plus, minus, counts, visits = np.zeros((24, 6)), np.zeros((24, 6)), np.zeros((24, 6)), np.zeros(24)
+    plus, minus, counts, taken = np.zeros((4, 24, 6))
     weights = plain_weights(rewards, method)
     for index in np.ndindex(rewards.shape):
         episode = oracle.play(actions[index])
@@ -128,8 +128,8 @@ def plain_credit(actions: np.ndarray, rewards: np.ndarray, method: str) -> Credi
             plus[where] += max(weights[index], 0) * share
             minus[where] += min(weights[index], 0) * share
             counts[where] += 1
-            visits[where[0]] += share
-    return Credit(plus, minus, counts, visits)
+            taken[where] += share
+    return Credit(plus, minus, counts, taken.sum(axis=1), taken)
 
 
 @pytest.mark.parametrize("method", ["grpo", "rs-sft"])
@@ -138,7 +138,9 @@ def test_credit_sums_are_those_of_a_loop_over_every_action(groups, size, method)
     """Whatever stands after the end of an episode: the actions there are random."""
     batch = random_batch(groups, groups, size)
     expected = plain_credit(batch.actions, batch.rewards, method)
-    for name, sums in credit_of(batch.actions, batch.rewards, method)._asdict().items():
+    credit = credit_of(batch.actions, batch.rewards, method)
+    assert credit.taken is None  # only estimators of the KL need it
+    for name, sums in credit._replace(taken=expected.taken)._asdict().items():
         np.testing.assert_allclose(sums, getattr(expected, name), rtol=1e-6, atol=1e-8, err_msg=name)
 
 
@@ -173,7 +175,7 @@ def test_runs_side_by_side_have_the_credit_of_each_alone():
     together = credit_of(actions, rewards, "grpo")
     for run, batch in enumerate(batches):
         alone = credit_of(batch.actions, batch.rewards, "grpo")
-        for ours, theirs in zip(together, alone, strict=True):
+        for ours, theirs in zip(together[:4], alone[:4], strict=True):
             np.testing.assert_allclose(ours[..., run], theirs, rtol=1e-6, atol=1e-9)
 
 

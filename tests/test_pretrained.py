@@ -13,8 +13,10 @@ import pytest
 from plain_language import plain_log_probs
 from safetensors.numpy import load_file, save_file
 
+from jaxrl_mini.config import UserError
+from jaxrl_mini.folders import check_destination
 from jaxrl_mini.policies import score_candidates
-from jaxrl_mini.policies.pretrained import CheckpointError, check_destination, load_checkpoint, save_checkpoint
+from jaxrl_mini.policies.pretrained import CheckpointError, load_checkpoint, save_checkpoint
 from jaxrl_mini.policies.prompts import CANDIDATES
 
 PROMPTS = ["Repair binary search.", "low = mid ; high = mid - 1\nAction:", "x"]
@@ -161,7 +163,7 @@ def test_what_is_saved_does_not_depend_on_the_folder_that_was_read(folder, tmp_p
 def test_a_folder_is_written_whole_or_not_at_all(golden, tmp_path, monkeypatch):
     checkpoint = load_checkpoint(golden / "tiny-gpt2-word")
     monkeypatch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError("disk full")))
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(UserError, match=r"cannot save a policy to .*disk full"):
         save_checkpoint(tmp_path / "saved", checkpoint)
     assert list(tmp_path.iterdir()) == []
 
@@ -171,7 +173,7 @@ def test_a_folder_with_content_is_replaced_only_if_asked(golden, tmp_path):
     (tmp_path / "saved").mkdir()
     save_checkpoint(tmp_path / "saved", checkpoint)  # over an empty one
     (tmp_path / "saved/note").touch()
-    with pytest.raises(CheckpointError, match="not empty"):
+    with pytest.raises(UserError, match="not empty"):
         save_checkpoint(tmp_path / "saved", checkpoint)
     save_checkpoint(tmp_path / "saved", checkpoint, overwrite=True)
     assert not (tmp_path / "saved/note").exists()
@@ -181,7 +183,7 @@ def test_a_folder_with_content_is_replaced_only_if_asked(golden, tmp_path):
 def test_a_destination_that_cannot_be_written_is_refused_first(tmp_path):
     (tmp_path / "file").touch()
     for place in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(CheckpointError, match="cannot save"):
+        with pytest.raises(UserError, match="cannot save"):
             check_destination(place)
 
 
@@ -218,9 +220,18 @@ REFUSED = {
     "sets auto_map": lambda f: set_config(f, auto_map={"AutoConfig": "code.Config"}),
     "activation_function 'laplace': supported are gelu": lambda f: set_config(f, activation_function="laplace"),
     "config.json of .* cannot be read.*n_layer": lambda f: set_config(f, n_layer="two"),
-    "n_layer 0: it must be at least 1": lambda f: set_config(f, n_layer=0),
+    "n_layer 0: it must be from 1 to": lambda f: set_config(f, n_layer=0),
     "not a multiple of n_head 3": lambda f: set_config(f, n_head=3),
     "has no tensor 'transformer.h.2.attn": lambda f: set_config(f, n_layer=3),
+    "no tensors for its n_layer 1000000000 blocks": lambda f: set_config(f, n_layer=10**9),
+    "n_embd 100.*it must be from 1 to": lambda f: set_config(f, n_embd=10**30),
+    "layer_norm_epsilon -1": lambda f: set_config(f, layer_norm_epsilon=-1.0),
+    "holds numbers that are not finite": lambda f: set_tensors(
+        f, lambda t: {name: np.full_like(x, np.nan) for name, x in t.items()}
+    ),
+    "names a tokenizer_file: remove it": lambda f: (f / "tokenizer_config.json").write_text(
+        '{"tokenizer_file": "../other/tokenizer.json"}'
+    ),
     "tensor 'h.1.* GPT-2 does not have": lambda f: set_config(f, n_layer=1),
     r"config.json asks for floats \[99, 16\]": lambda f: set_config(f, vocab_size=99),
     "is int8": lambda f: set_tensors(f, lambda t: {name: x.astype(np.int8) for name, x in t.items()}),

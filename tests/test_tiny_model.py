@@ -60,7 +60,9 @@ def test_bad_flags_are_refused(command, tmp_path, flags):
 def test_a_folder_with_content_is_replaced_only_if_asked(command, tmp_path):
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny/note").touch()
-    assert command(tiny_model, "tiny", "--layers", 1, "--width", 8).code == 2
-    assert (tmp_path / "tiny/note").exists()
+    for flags in ([], ["--overwrite"]):  # what holds no policy is never replaced
+        assert command(tiny_model, "tiny", "--layers", 1, "--width", 8, *flags).code == 2
+        assert (tmp_path / "tiny/note").exists()
+    (tmp_path / "tiny/config.json").touch()
     assert command(tiny_model, "tiny", "--layers", 1, "--width", 8, "--overwrite").code == 0
     assert not (tmp_path / "tiny/note").exists()

@@ -128,17 +128,22 @@ def never_run(monkeypatch):
         (["--groups", "0"], ["--groups", "0", "from 1"]),
         (["--eval-episodes", "0"], ["--eval-episodes", "0", "from 1"]),
         (["--group-size", "1"], ["--group-size", "1", "from 2"]),
-        (["--clip", "1.5"], ["--clip", "1.5", "above 0 and below 1"]),
-        (["--clip", "0"], ["--clip", "0.0", "above 0 and below 1"]),
-        (["--clip", "1"], ["--clip", "1.0", "above 0 and below 1"]),
-        (["--clip", "nan"], ["--clip", "nan", "above 0 and below 1"]),
-        (["--beta", "-1"], ["--beta", "-1.0", "from 0"]),
-        (["--lr", "nan"], ["--lr", "nan", "above 0, finite"]),
-        (["--lr", "inf"], ["--lr", "inf", "above 0, finite"]),
+        (["--clip", "1.5"], ["--clip", "1.5", "from 1.2e-07 to 0.9999999"]),
+        (["--clip", "0"], ["--clip", "0.0", "from 1.2e-07 to 0.9999999"]),
+        (["--clip", "1"], ["--clip", "1.0", "from 1.2e-07 to 0.9999999"]),
+        (["--clip", "nan"], ["--clip", "nan", "from 1.2e-07 to 0.9999999"]),
+        (["--clip", "1e-12"], ["--clip", "1e-12", "from 1.2e-07 to 0.9999999"]),
+        (["--beta", "-1"], ["--beta", "-1.0", "0 or a number from"]),
+        (["--beta", "1e39"], ["--beta", "1e+39", "to 3.4e+38"]),
+        (["--lr", "nan"], ["--lr", "nan", "from 1.2e-38 to 3.4e+38"]),
+        (["--lr", "inf"], ["--lr", "inf", "from 1.2e-38 to 3.4e+38"]),
+        (["--lr", "1e-60"], ["--lr", "1e-60", "from 1.2e-38 to 3.4e+38"]),
+        (["--lr", "fast"], ["--lr", "'fast'", "from 1.2e-38 to 3.4e+38"]),
         (["--seed", "-1"], ["--seed", "-1", "0 to 4294967295"]),
         (["--seed", "99999999999999999999"], ["--seed", "99999999999999999999", "0 to 4294967295"]),
-        (["--seed", "abc"], ["--seed", "'abc'", "int"]),
-        (["--seed", "1.5"], ["--seed", "'1.5'", "int"]),
+        (["--seed", "abc"], ["--seed", "'abc'", "a whole number from 0 to 4294967295"]),
+        (["--seed", "1.5"], ["--seed", "'1.5'", "a whole number from 0 to 4294967295"]),
+        (["--seed", "9" * 5000], ["--seed", "99999", "a whole number from 0 to 4294967295"]),
         (["--method", "ppo"], ["--method", "'ppo'", "grpo", "rs-sft"]),
         (["--backend", "torch"], ["--backend", "'torch'", "table", "hf"]),
         (["--backend", "hf"], ["--model", "hf"]),
@@ -148,6 +153,10 @@ def never_run(monkeypatch):
         (["--iter", "5"], ["--iter"]),
         (["--output", "/proc/nope/x.json"], ["output", "/proc/nope/x.json"]),
         (["--output", "/"], ["output", "/", "folder"]),
+        (["--output", ""], ["--output", "''"]),
+        (["--output", "x" * 300], ["output", "File name too long"]),
+        (["--output", "new/folder/r.json", "--trajectories", "/proc/nope/x.npz"], ["/proc/nope/x.npz"]),
+        (["--frob\nnicate"], ["--frob nicate"]),
         (["--output", "/dev/null"], ["output", "/dev/null", "regular file"]),
         (["--trajectories", "/proc/nope/x.npz"], ["/proc/nope/x.npz"]),
         (["--trajectories", "o.json"], ["--trajectories", "o.json"]),
@@ -174,7 +183,7 @@ def test_a_device_that_is_not_there_is_refused_naming_those_that_are(train_comma
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("module", ["jaxrl_mini.train", "jaxrl_mini.replay"])
+@pytest.mark.parametrize("module", [f"jaxrl_mini.{name}" for name in ("train", "replay", "play", "reproduce")])
 def test_help_answers_without_importing_jax(tmp_path, module):
     done = run_process(tmp_path, "-X", "importtime", "-m", module, "--help")
     assert done.returncode == 0

@@ -7,22 +7,21 @@ read, because importing it takes seconds. Nothing is fetched, no code from a fol
 
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import safetensors
-import safetensors.numpy
 from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import PyTree
 
-from jaxrl_mini.config import UserError
+from jaxrl_mini import files, folders
+from jaxrl_mini.config import MAX_COUNT, UserError
 from jaxrl_mini.policies.gpt2 import ACTIVATIONS, GPT2, GPT2Config
 from jaxrl_mini.policies.prompts import Encode
 
@@ -30,6 +29,7 @@ ARCHITECTURES = ("GPT2LMHeadModel", "GPT2Model")
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 TOKENIZERS = (("tokenizer.json",), ("vocab.json", "merges.txt"))
 """A folder has a tokenizer if it has all files of one of these."""
+_FILE = ("_file", "_files")
 COMPANIONS = (
     "config.json",
     "generation_config.json",
@@ -44,7 +44,7 @@ COMPANIONS = (
 
 
 class CheckpointError(UserError):
-    """A folder that cannot be read or written as a checkpoint; one line that says what and why."""
+    """A folder that cannot be read as a checkpoint; one line that says what and why."""
 
 
 @dataclass(frozen=True)
@@ -76,47 +76,31 @@ def load_checkpoint(folder: str | os.PathLike[str], dtype: DTypeLike = jnp.float
         tensor is missing, has another shape or should not be there, or there is no end-of-text token.
     """
     folder = Path(folder)
-    if not folder.is_dir():
-        raise CheckpointError(f"model {str(folder)!r} is not a folder: give one with a Hugging Face checkpoint")
-    config = _read_config(folder)
-    files = _weight_files(folder)
-    encode, end_of_text = _read_tokenizer(folder)
-    network, shapes = nnx.split(nnx.eval_shape(lambda: GPT2(config, dtype, rngs=nnx.Rngs(0))))
-    params = _read_weights(folder, files, shapes, config)
-    companions = {name: (folder / name).read_bytes() for name in COMPANIONS if (folder / name).is_file()}
+    try:
+        if not folder.is_dir():
+            raise CheckpointError(f"model {str(folder)!r} is not a folder: give one with a Hugging Face checkpoint")
+        config = _read_config(folder)
+        tensors = dict(_tensors(_weight_files(folder)))
+        if config.n_layer > len(tensors):  # before a network of so many blocks is described
+            raise CheckpointError(f"model {str(folder)!r} has no tensors for its n_layer {config.n_layer} blocks")
+        encode, end_of_text = _read_tokenizer(folder)
+        network, shapes = nnx.split(nnx.eval_shape(lambda: GPT2(config, dtype, rngs=nnx.Rngs(0))))
+        params = _read_weights(folder, tensors, shapes, config)
+        companions = {name: files.read(folder / name) for name in COMPANIONS if (folder / name).is_file()}
+    except OSError as error:
+        raise CheckpointError(f"model {str(folder)!r} cannot be read: {error}") from error
     return Checkpoint(config, network, params, encode, end_of_text, companions, jnp.dtype(dtype).name)
-
-
-def check_destination(folder: str | os.PathLike[str], overwrite: bool = False) -> None:
-    """Refuses a folder that `save_checkpoint` could not write, before any work is done for it.
-
-    Raises:
-      CheckpointError: it is a file, or not empty and not to be overwritten, or its place is not writable.
-    """
-    folder = Path(folder)
-    if folder.exists() and not folder.is_dir():
-        raise CheckpointError(f"cannot save a policy to {str(folder)!r}: it is a file, give a folder")
-    if folder.is_dir() and any(folder.iterdir()) and not overwrite:
-        raise CheckpointError(f"cannot save a policy to {str(folder)!r}: it is not empty, give a new folder")
-    above = folder.absolute().parent
-    while not above.exists():
-        above = above.parent
-    if not above.is_dir() or not os.access(above, os.W_OK):
-        raise CheckpointError(f"cannot save a policy to {str(folder)!r}: {str(above)!r} is not writable")
 
 
 def save_checkpoint(folder: str | os.PathLike[str], checkpoint: Checkpoint, overwrite: bool = False) -> None:
     """Writes a folder that `transformers` loads as a causal language model, whole or not at all.
 
-    The tensors have their standard names and the checkpoint's dtype; configuration and tokenizer are those of the folder
-    that was read.
+    The tensors have their standard names and the checkpoint's dtype; configuration and tokenizer are those of the
+    folder that was read.
 
     Raises:
-      CheckpointError: as `check_destination`.
+      UserError: as `folders.write`.
     """
-    check_destination(folder, overwrite)
-    folder = Path(folder).absolute()
-    folder.parent.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, np.ndarray] = {}
     for place, variable in nnx.to_flat_state(checkpoint.params):
         name = _tensor_name(place)
@@ -126,40 +110,14 @@ def save_checkpoint(folder: str | os.PathLike[str], checkpoint: Checkpoint, over
     config.pop("torch_dtype", None)  # what `dtype` was called before
     config |= {"architectures": [ARCHITECTURES[0]], "dtype": checkpoint.dtype}
     companions = {**checkpoint.companions, "config.json": (json.dumps(config, indent=2) + "\n").encode()}
-    aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
-        aside.chmod(0o755)
-        safetensors.numpy.save_file(tensors, aside / WEIGHTS, metadata={"format": "pt"})
-        for name, data in companions.items():
-            (aside / name).write_bytes(data)
-        (aside / WEIGHTS).chmod((aside / "config.json").stat().st_mode)  # the library makes it private
-        for path in (*aside.iterdir(), aside):
-            _flush(path)
-        if overwrite and folder.exists():
-            replaced = aside.with_name(aside.name + "-replaced")
-            folder.rename(replaced)
-            aside.rename(folder)
-            shutil.rmtree(replaced)
-        else:
-            aside.rename(folder)  # over nothing, or an empty folder
-        _flush(folder.parent)
-    except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    folders.write(folder, WEIGHTS, tensors, companions, overwrite)
 
 
 def _read_config(folder: Path) -> GPT2Config:
     raw = _read_json(folder / "config.json")
     model_type, architectures = raw.get("model_type"), raw.get("architectures") or [ARCHITECTURES[0]]
-    if model_type != "gpt2" or not set(architectures) <= set(ARCHITECTURES):
+    supported = isinstance(architectures, list) and all(one in ARCHITECTURES for one in architectures)
+    if model_type != "gpt2" or not supported:
         raise CheckpointError(
             f"model {str(folder)!r} has model_type {model_type!r} and architectures {architectures}: "
             f"supported are model_type 'gpt2' and {', '.join(ARCHITECTURES)}"
@@ -167,7 +125,7 @@ def _read_config(folder: Path) -> GPT2Config:
     for flag in ("add_cross_attention", "quantization_config", "auto_map"):
         if raw.get(flag):
             raise CheckpointError(f"model {str(folder)!r} sets {flag}, which is not supported: remove it")
-    read = _transformers(lambda t: t.GPT2Config.from_pretrained(folder, local_files_only=True), folder, "config.json")
+    read = _transformers(lambda t: t.GPT2Config(**raw), folder, "config.json")
     config = GPT2Config(**{field.name: getattr(read, field.name) for field in fields(GPT2Config)})
     if config.activation_function not in ACTIVATIONS:
         raise CheckpointError(
@@ -175,8 +133,14 @@ def _read_config(folder: Path) -> GPT2Config:
             f"supported are {', '.join(ACTIVATIONS)}"
         )
     for name in ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head", "n_inner"):
-        if (size := getattr(config, name)) is not None and size < 1:
-            raise CheckpointError(f"model {str(folder)!r} has {name} {size}: it must be at least 1")
+        size = getattr(config, name)
+        if not (name == "n_inner" and size is None) and not (type(size) is int and 1 <= size <= MAX_COUNT):
+            raise CheckpointError(f"model {str(folder)!r} has {name} {size!r}: it must be from 1 to {MAX_COUNT}")
+    if not (isinstance(config.layer_norm_epsilon, (int, float)) and 0 < config.layer_norm_epsilon < 1):
+        raise CheckpointError(
+            f"model {str(folder)!r} has layer_norm_epsilon {config.layer_norm_epsilon!r}: "
+            f"it must be above 0 and below 1"
+        )
     if config.n_embd % config.n_head:
         raise CheckpointError(
             f"model {str(folder)!r} has n_embd {config.n_embd}, which is not a multiple of n_head {config.n_head}"
@@ -189,37 +153,48 @@ def _read_tokenizer(folder: Path) -> tuple[Encode, int]:
     if not any(all((folder / name).is_file() for name in names) for names in TOKENIZERS):
         wanted = " or ".join(" and ".join(names) for names in TOKENIZERS)
         raise CheckpointError(f"model {str(folder)!r} has no tokenizer: {wanted} is missing")
+    outside = [name for name, value in _tokenizer_settings(folder).items() if name.endswith(_FILE) and value]
+    if outside:
+        raise CheckpointError(f"tokenizer_config.json of model {str(folder)!r} names a {outside[0]}: remove it")
     tokenizer = _transformers(
         lambda t: t.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False),
         folder,
         "tokenizer",
     )
     # Where the files name none, some classes of transformers invent one past the vocabulary.
-    files = [folder / name for name in ("tokenizer.json", "vocab.json", "added_tokens.json")]
-    vocabulary = "".join(path.read_text("utf-8") for path in files if path.is_file())
+    named = [folder / name for name in ("tokenizer.json", "vocab.json", "added_tokens.json")]
+    vocabulary = "".join(files.read(path).decode(errors="replace") for path in named if path.is_file())
     token = tokenizer.eos_token
     if token is None or not (token in vocabulary or json.dumps(token)[1:-1] in vocabulary):
         raise CheckpointError(
             f"model {str(folder)!r} has no EOS token: set eos_token in tokenizer_config.json to one of its vocabulary"
         )
+    return partial(_encode, tokenizer, folder), tokenizer.eos_token_id
 
-    def encode(texts: Sequence[str]) -> list[list[int]]:
-        if not texts:
-            return []
-        options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
-        ids: list[list[int]] = tokenizer(list(texts), **options).input_ids
-        return ids
 
-    return encode, tokenizer.eos_token_id
+def _encode(tokenizer: Any, folder: Path, texts: Sequence[str]) -> list[list[int]]:
+    if not texts:
+        return []
+    options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
+    ids: list[list[int]] = _transformers(lambda _: tokenizer(list(texts), **options).input_ids, folder, "tokenizer")
+    return ids
+
+
+def _tokenizer_settings(folder: Path) -> dict[str, Any]:
+    path = folder / "tokenizer_config.json"
+    return _read_json(path) if path.is_file() else {}
 
 
 def _transformers(read: Callable[[Any], Any], folder: Path, what: str) -> Any:
     """Calls the transformers library and turns whatever it raises into one line."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # what matters is said here, in one line
     import transformers
 
     try:
         return read(transformers)
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a panic of the tokenizers library is no Exception
         reason = " ".join(str(error).split())[:200]
         message = f"the {what} of model {str(folder)!r} cannot be read: {type(error).__name__}: {reason}"
         raise CheckpointError(message) from error
@@ -229,9 +204,10 @@ def _weight_files(folder: Path) -> list[Path]:
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
     if (folder / INDEX).is_file():
-        names = sorted(set(_read_json(folder / INDEX).get("weight_map", {}).values()))
+        placed = _read_json(folder / INDEX).get("weight_map")
+        names = list(dict.fromkeys(map(str, placed.values() if isinstance(placed, dict) else ["no weight_map"])))
         for name in names:
-            if Path(name).name != name or not (folder / name).is_file():
+            if "\0" in name or Path(name).name != name or not (folder / name).is_file():
                 raise CheckpointError(f"{INDEX} of model {str(folder)!r} names {name!r}, which is not in the folder")
         return [folder / name for name in names]
     pickled = sorted(path.name for path in folder.glob("pytorch_model*.bin"))
@@ -243,20 +219,19 @@ def _weight_files(folder: Path) -> list[Path]:
     raise CheckpointError(f"model {str(folder)!r} has no weights: {WEIGHTS} or {INDEX} is missing")
 
 
-def _tensors(files: list[Path]) -> Iterator[tuple[str, np.ndarray]]:
+def _tensors(paths: list[Path]) -> Iterator[tuple[str, np.ndarray]]:
     """Yields (name without the prefix, tensor), except the causal masks that old checkpoints hold."""
-    for path in files:
+    for path in paths:
         try:
             with safetensors.safe_open(path, "numpy") as file:
                 for name in file.keys():  # noqa: SIM118, the file is no mapping
                     if not name.endswith((".attn.bias", ".attn.masked_bias")):
                         yield name.removeprefix("transformer."), file.get_tensor(name)
-        except (safetensors.SafetensorError, OSError) as error:
+        except Exception as error:  # types of numbers that NumPy lacks raise errors of many kinds
             raise CheckpointError(f"weights {str(path)!r} cannot be read: {error}") from error
 
 
-def _read_weights(folder: Path, files: list[Path], shapes: PyTree, config: GPT2Config) -> PyTree:
-    tensors = dict(_tensors(files))
+def _read_weights(folder: Path, tensors: dict[str, np.ndarray], shapes: PyTree, config: GPT2Config) -> PyTree:
     if config.tie_word_embeddings and "lm_head.weight" in tensors:
         head = tensors.pop("lm_head.weight")
         if not np.array_equal(tensors.setdefault("wte.weight", head), head):
@@ -264,26 +239,32 @@ def _read_weights(folder: Path, files: list[Path], shapes: PyTree, config: GPT2C
                 f"model {str(folder)!r} has tie_word_embeddings, but lm_head.weight differs from wte.weight"
             )
 
-    def take(place: tuple[Any, ...], variable: Any) -> Any:
-        name = _tensor_name(place)
-        key = name.removeprefix("transformer.")
-        if key not in tensors:
-            raise CheckpointError(f"model {str(folder)!r} has no tensor {name!r}")
-        tensor = tensors.pop(key)
-        if key == "lm_head.weight":
-            tensor = tensor.T
-        expected = variable.get_value()
-        if tensor.shape != expected.shape or not jnp.issubdtype(tensor.dtype, jnp.floating):
-            raise CheckpointError(
-                f"tensor {name!r} of model {str(folder)!r} is {tensor.dtype} {list(tensor.shape)}: "
-                f"config.json asks for floats {list(expected.shape)}"
-            )
-        return variable.replace(jnp.asarray(tensor, expected.dtype))
-
-    params = nnx.map_state(take, shapes)
+    params = nnx.map_state(partial(_take, folder, tensors), shapes)
     if tensors:
         raise CheckpointError(f"model {str(folder)!r} has a tensor {min(tensors)!r} that GPT-2 does not have")
     return params
+
+
+def _take(folder: Path, tensors: dict[str, np.ndarray], place: tuple[Any, ...], variable: Any) -> Any:
+    """A parameter of the network from the tensors of a folder; the tensor is taken out of them."""
+    name = _tensor_name(place)
+    key = name.removeprefix("transformer.")
+    if key not in tensors:
+        raise CheckpointError(f"model {str(folder)!r} has no tensor {name!r}")
+    tensor = tensors.pop(key)
+    if key == "lm_head.weight":
+        tensor = tensor.T
+    expected = variable.get_value()
+    if tensor.shape != expected.shape or not jnp.issubdtype(tensor.dtype, jnp.floating):
+        raise CheckpointError(
+            f"tensor {name!r} of model {str(folder)!r} is {tensor.dtype} {list(tensor.shape)}: "
+            f"config.json asks for floats {list(expected.shape)}"
+        )
+    with np.errstate(over="ignore"):
+        weights = tensor.astype(expected.dtype)
+    if not np.isfinite(weights).all():
+        raise CheckpointError(f"tensor {name!r} of model {str(folder)!r} holds numbers that are not finite in float32")
+    return variable.replace(jnp.asarray(weights))
 
 
 def _tensor_name(place: tuple[Any, ...]) -> str:
@@ -295,8 +276,11 @@ def _tensor_name(place: tuple[Any, ...]) -> str:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        return dict(json.loads(path.read_text()))
+        data = json.loads(files.read(path))
+        if not isinstance(data, dict):
+            raise ValueError("it holds no JSON object")
+        return data
     except FileNotFoundError:
         raise CheckpointError(f"model {str(path.parent)!r} has no {path.name}") from None
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{str(path)!r} cannot be read: {error}") from error

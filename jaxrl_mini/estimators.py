@@ -1,0 +1,110 @@
+"""Judges gradient estimators exactly: ``python -m jaxrl_mini.estimators``."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from jaxrl_mini import commandline
+from jaxrl_mini.config import ADVANTAGES, AGGREGATIONS, Config, UserError, noise_of
+
+EXAMPLES = """\
+examples:
+  python -m jaxrl_mini.estimators
+  python -m jaxrl_mini.estimators --advantage group-std rloo --group-size 2 --at 0 50 --plot runs/estimators.svg
+  python -m jaxrl_mini.train --seed 7 --trajectories run.npz && python -m jaxrl_mini.estimators --policy run.npz
+
+For each policy, advantage and aggregation: the expected gradient of a batch, at the policy that samples it, against
+the gradient of the exact success probability. Below them: what the estimators of the KL term follow, against the
+gradient of KL(policy || uniform) between whole episodes. Nothing is sampled but the run that the policies come from.
+"""
+
+FILES = (".parquet", ".csv")
+PICTURES = (".svg", ".png", ".pdf")
+
+
+def main(arguments: list[str]) -> None:
+    """Parses, judges, prints and writes."""
+    parser = commandline.Parser("python -m jaxrl_mini.estimators", description=__doc__, epilog=EXAMPLES)
+    parser.add_argument("--advantage", nargs="+", choices=ADVANTAGES, default=list(ADVANTAGES), help="[all]")
+    parser.add_argument("--aggregation", nargs="+", choices=AGGREGATIONS, default=list(AGGREGATIONS), help="[all]")
+    parser.add_argument("--groups", type=int, default=4, metavar="INT", help="groups in a batch [4]")
+    parser.add_argument("--group-size", type=int, default=8, metavar="INT", help="episodes in a group [8]")
+    parser.add_argument("--reward", default="verifier", help="what the estimators see [verifier]")
+    parser.add_argument("--seed", type=int, default=7, metavar="INT", help="the run that the policies come from [7]")
+    parser.add_argument(
+        "--at", type=int, nargs="+", metavar="ITERATION", default=[0, 10, 20, 100],
+        help="judge its policies after so many iterations [0 10 20 100]; 0 is the uniform one",
+    )  # fmt: skip
+    parser.add_argument("--policy", metavar="FILE.npz", help="instead, the last policy of a recording")
+    parser.add_argument("--step", type=float, default=0.1, metavar="FLOAT", help="length of a step in logits [0.1]")
+    parser.add_argument(
+        "--output", metavar="FILE", default="runs/estimators.parquet", help=".parquet or .csv [%(default)s]"
+    )
+    parser.add_argument("--plot", metavar="FILE", help="also draw a picture: .svg, .png or .pdf")
+    commandline.add_device_flag(parser)
+    flags = parser.parse_args(arguments)
+    iterations = max(flags.at)
+    if min(flags.at) < 0:
+        raise UserError(f"--at {min(flags.at)} is out of range: expected numbers of iterations from 0")
+    config = Config(seed=flags.seed, groups=flags.groups, group_size=flags.group_size, iterations=max(1, iterations))
+    noise_of(flags.reward)
+    if flags.reward == "shuffled":
+        raise UserError("--reward shuffled depends on the other episodes: expected another reward")
+    if not 0 < flags.step < float("inf"):
+        raise UserError(f"--step {flags.step} is out of range: expected a number above 0, finite")
+    _check_kind("--output", flags.output, FILES)
+    if flags.plot is not None:
+        _check_kind("--plot", flags.plot, PICTURES)
+    commandline.use_device(flags.device)
+    from jaxrl_mini import bias, records, verifier
+
+    with records.Output(flags.output) as output, records.optional_output(flags.plot) as picture:
+        accepted = verifier.training_verdicts(0, 20, 4).mean(axis=(0, 1))
+        rows = []
+        for name, logits in _policies(flags, config):
+            rows += bias.judge(
+                name, logits, accepted, advantages=flags.advantage, aggregations=flags.aggregation,
+                groups=flags.groups, group_size=flags.group_size, reward=flags.reward, step=flags.step,
+            )  # fmt: skip
+        output.commit(lambda file: _write(rows, file, Path(flags.output).suffix))
+        if picture is not None:
+            picture.commit(lambda file: bias.plot(rows, file, Path(flags.plot).suffix[1:]))
+    print(bias.as_text(rows))
+    print(f"written: {flags.output}" + (f" and {flags.plot}" if flags.plot else ""), file=sys.stderr)
+
+
+def _check_kind(flag: str, path: str, kinds: tuple[str, ...]) -> None:
+    if Path(path).suffix not in kinds:
+        raise UserError(f"{flag} {path} has no known ending: expected one of {', '.join(kinds)}")
+    if flag == "--plot":
+        try:
+            import matplotlib  # noqa: F401
+        except ImportError as error:
+            raise UserError("--plot needs matplotlib: pip install 'jaxrl_mini[report]'") from error
+
+
+def _policies(flags: Any, config: Config) -> list[tuple[str, Any]]:
+    """Names and logits."""
+    from jaxrl_mini import fleet, recording
+
+    if flags.policy is not None:
+        return [(Path(flags.policy).name, recording.read(flags.policy).arrays["logits"][-1])]
+    default = Config(seed=config.seed, iterations=config.iterations)
+    logits = fleet.run(default).logits
+    assert logits is not None  # a table's
+    return [("uniform" if at == 0 else f"seed {config.seed} after {at}", logits[at]) for at in flags.at]
+
+
+def _write(rows: list[dict[str, Any]], file: Any, kind: str) -> None:
+    import pyarrow as pa
+    from pyarrow import csv, parquet
+
+    table = pa.Table.from_pylist(rows)
+    if kind == ".csv":
+        csv.write_csv(table, file)
+    else:
+        parquet.write_table(table, file, write_page_checksum=True)
+
+
+if __name__ == "__main__":
+    commandline.run_command(main)

@@ -1,0 +1,32 @@
+"""Advantages, credit and losses: pure functions of arrays, each with its formula and source.
+
+Losses and figures take JAX arrays inside a jitted program and NumPy arrays outside of one.
+
+The ratio of new to behavior probability depends on (context, action) only, so the loss of a batch is a function
+of a few sums over the batch (`Credit`). It is exact, its cost does not grow with the batch, and it is a sum over
+contexts, so gradients can be accumulated over any partition of them.
+
+In the first epoch after sampling every ratio is 1 and the advantages of a group sum to 0, so the surrogate starts
+near 0 by construction while its gradient does not: read the gradient norm and the mixed groups beside the loss. A
+group whose rewards are all equal has advantage 0; a batch of such groups has loss beta * KL, and moves by it.
+"""
+
+from jaxrl_mini.objective.advantage import advantages, group_advantages, outcome_advantages, retention_weights
+from jaxrl_mini.objective.credit import Merged, history_credit, state_credit
+from jaxrl_mini.objective.kl import kl_terms
+from jaxrl_mini.objective.loss import loss_terms, measure
+from jaxrl_mini.objective.surrogates import surrogate
+
+__all__ = [
+    "Merged",
+    "advantages",
+    "group_advantages",
+    "history_credit",
+    "kl_terms",
+    "loss_terms",
+    "measure",
+    "outcome_advantages",
+    "retention_weights",
+    "state_credit",
+    "surrogate",
+]

@@ -1,0 +1,170 @@
+"""Credit: a batch as the few sums its loss depends on, by (context, action).
+
+An action's share says how steps and episodes are averaged, in a batch of N episodes:
+
+- episode-mean: 1 / (length of its episode * N), the mean over an episode's actions, then over the episodes. Source:
+  GRPO, Shao et al. 2024 (arXiv 2402.03300), equation 3; verl's `seq-mean-token-mean`.
+- step-mean: 1 / (actions of the batch). Source: DAPO, Yu et al. 2025 (arXiv 2503.14476), which writes it over
+  a group; verl's `token-mean` and TRL's `dapo` take it over the batch, as here.
+- fixed-length: 1 / (6 * N), where 6 is the longest episode: of the three, the only one whose expected gradient is that
+  of an expectation over episodes. Source: Dr. GRPO, Liu et al. 2025 (arXiv 2503.20783). TRL's `dr_grpo`
+  is the same; verl's `seq-mean-token-sum-norm` did not divide by N at first.
+"""
+
+import functools
+from functools import partial
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from jaxrl_mini.config import DEFAULT_VARIANT, Variant
+from jaxrl_mini.task import MAX_STEPS, NUM_ACTIONS, NUM_STATES, NUM_VARIANTS
+from jaxrl_mini.types import CHOICE_BITS, Advantages, Credit, Episodes
+from jaxrl_mini.xla import pick, stage, total
+
+
+def state_credit(
+    episodes: Episodes,
+    rewards: Float[Array, "group episode *run"],
+    advantages: Advantages,
+    variant: Variant = DEFAULT_VARIANT,
+) -> Credit:
+    """Sums a batch over (state, action): what the loss of the table policy depends on.
+
+    An episode of length n adds 1/n of its advantage to each of its choices. Since 60/n is whole, the sums over a
+    group are made in integers, three of them in the bits of one: exact, whatever the order. The other aggregations
+    add 1 in place of 60/n.
+    """
+    by_length = variant.aggregation == "episode-mean"
+    groups, group_size, *run_shape = rewards.shape
+    part = min(group_size, _PART)
+    packed, shares = episodes.packed, _episode_shares(episodes, rewards, by_length=by_length)
+    if group_size % part:
+        padding = [(0, 0), (0, -group_size % part)] + [(0, 0)] * len(run_shape)
+        packed, shares = jnp.pad(packed, padding), jnp.pad(shares, padding)
+    packed, shares = (array.reshape(-1, part, *run_shape) for array in (packed, shares))
+    sums = _sums_by_choice(packed, shares)
+    if len(packed) > groups:
+        advantages = Advantages(*(jnp.repeat(advantage, len(packed) // groups, axis=0) for advantage in advantages))
+    scale = 1.0 / ((_SHARES if by_length else MAX_STEPS) * groups * group_size)
+    credit = _credit_of_sums(sums, advantages, scale=scale, by_action=variant.kl != "exact")
+    return _per_step(credit) if variant.aggregation == "step-mean" else credit
+
+
+_SHARES = 60  # divisible by every episode length
+_FIELD = 12  # bits; two of them hold the shares of 64 episodes, and the rest of an int32 their number
+_PART = 32  # episodes of a group that are summed in one loop
+
+
+@partial(stage, static_argnames="by_length")
+def _episode_shares(
+    episodes: Episodes, rewards: Float[Array, "group episode *run"], *, by_length: bool
+) -> Int[Array, "group episode *run"]:
+    """From the lowest bits on: the share if the episode failed, the share if it succeeded, and 1.
+
+    The share is 60 / length, or 1.
+    """
+    if by_length:
+        shares_by_length = jnp.array([0] + [_SHARES // length for length in range(1, MAX_STEPS + 1)], jnp.int32)
+        shares = pick(shares_by_length, episodes.lengths)
+    else:
+        shares = jnp.minimum(episodes.lengths, 1)
+    return jnp.where(rewards > 0, shares << _FIELD, shares) + (1 << 2 * _FIELD)
+
+
+@stage
+def _sums_by_choice(
+    packed: Int[Array, "part episode *run"], shares: Int[Array, "part episode *run"]
+) -> Int[Array, "part 6 24 *run"]:
+    """Sums of the shares of the episodes that made each of the 24 choices at each step."""
+    steps = CHOICE_BITS * np.arange(MAX_STEPS, dtype=np.int32).reshape(-1, 1, *[1] * (packed.ndim - 2))
+    choices = np.arange(NUM_VARIANTS * NUM_ACTIONS, dtype=np.int32).reshape(-1, *[1] * (packed.ndim - 2))
+    field, value = (2**CHOICE_BITS - 1) << steps, (1 + choices) << steps
+    terms = [
+        jnp.where(packed[:, episode, None, None] & field == value, shares[:, episode, None, None], 0)
+        for episode in range(packed.shape[1])
+    ]
+    return functools.reduce(jnp.add, terms)
+
+
+@partial(stage, static_argnames=("scale", "by_action"))
+def _credit_of_sums(
+    sums: Int[Array, "part 6 24 *run"],
+    advantages: Advantages,
+    *,
+    scale: float,
+    by_action: bool,
+) -> Credit:
+    mask = 2**_FIELD - 1
+    failed, succeeded = ((field & mask).astype(jnp.float32) * scale for field in (sums, sums >> _FIELD))
+    by_state_and_action = (
+        total(succeeded * advantages.success[:, None, None]),
+        total(failed * advantages.failure[:, None, None]),
+        total((sums >> 2 * _FIELD).astype(jnp.float32)),
+        total(failed + succeeded),
+    )
+    plus, minus, counts, visits = (
+        array.reshape(NUM_STATES, NUM_ACTIONS, *sums.shape[3:]) for array in by_state_and_action
+    )
+    return Credit(plus, minus, counts, total(visits, axis=1), visits if by_action else None)
+
+
+@stage
+def _per_step(credit: Credit) -> Credit:
+    """Shares of 1 / (actions of the batch), in place of equal shares of any size."""
+    scale = 1.0 / total(credit.visits)
+    taken = None if credit.taken is None else credit.taken * scale
+    return Credit(credit.plus * scale, credit.minus * scale, credit.counts, credit.visits * scale, taken)
+
+
+class Merged(NamedTuple):
+    """A batch with repeated episodes merged; the rows past `filled` are padding."""
+
+    episodes: Episodes
+    """[row]"""
+    first: Int[Array, " row"]
+    """Which of the batch's episodes, flattened, is the first of each row."""
+    filled: Int[Array, ""]
+
+
+def history_credit(
+    episodes: Episodes,
+    rewards: Float[Array, "group episode"],
+    advantages: Advantages,
+    rows: int,
+    variant: Variant = DEFAULT_VARIANT,
+) -> tuple[Merged, Credit]:
+    """Sums a batch over (row, step) and action: what the loss of a policy that sees histories depends on.
+
+    A row is an episode, or several that took the same actions; it counts as often as it was played.
+
+    Args:
+      episodes: the batch.
+      rewards: of each episode, 0 or 1.
+      advantages: what each group's failures and successes are credited with.
+      rows: of the result, at least the episodes of the batch.
+      variant: how the loss is put together.
+    """
+    count = rewards.size
+    packed, first, row_of = jnp.unique(
+        episodes.packed.ravel(), return_index=True, return_inverse=True, size=rows, fill_value=0
+    )
+    merged = Merged(Episodes(packed), first, jnp.max(row_of) + 1)
+    credited = jnp.where(rewards > 0, advantages.success[:, None], advantages.failure[:, None])
+    if variant.aggregation == "episode-mean":
+        share = 1.0 / (episodes.lengths * count)
+    else:
+        steps = jnp.sum(episodes.lengths) if variant.aggregation == "step-mean" else MAX_STEPS * count
+        share = jnp.broadcast_to(1.0 / steps, episodes.lengths.shape)
+    per_episode = jnp.stack(
+        [jnp.maximum(credited, 0.0) * share, jnp.minimum(credited, 0.0) * share, jnp.ones_like(share), share]
+    )
+    sums = jnp.zeros((rows, 4)).at[row_of.ravel()].add(per_episode.reshape(4, -1).T)  # [row, what]
+    choices = jnp.stack([merged.episodes.choice(step) for step in range(MAX_STEPS)], axis=1)[:, :, None]
+    taken = (choices >= 0) & (choices % NUM_ACTIONS == jnp.arange(NUM_ACTIONS))  # [row, step, action]
+    plus, minus, counts = (jnp.where(taken, sums[:, i, None, None], 0.0).reshape(-1, NUM_ACTIONS) for i in range(3))
+    visits = jnp.where(taken.any(axis=2), sums[:, 3, None], 0.0).ravel()
+    shares = jnp.where(taken, sums[:, 3, None, None], 0.0).reshape(-1, NUM_ACTIONS) if variant.kl != "exact" else None
+    return merged, Credit(plus, minus, counts, visits, shares)

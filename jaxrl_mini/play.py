@@ -1,0 +1,102 @@
+"""Plays a kept policy: ``python -m jaxrl_mini.play DIR``."""
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from jaxrl_mini import commandline
+from jaxrl_mini.config import MAX_EVAL_EPISODES, MAX_SEED, Config, UserError
+
+if TYPE_CHECKING:
+    from jaxrl_mini.player import Player
+
+EXAMPLES = """\
+examples:
+  python -m jaxrl_mini.train --save-policy runs/policy
+  python -m jaxrl_mini.play runs/policy
+  python -m jaxrl_mini.play runs/policy --episodes 1000
+
+Prints an episode step by step: what the agent sees, the probability of each action, the action, and at the end the
+private verifier's verdict. With --episodes, a JSON object with the fields of a record's `after`.
+"""
+BAR = 40
+EPISODES = f"a whole number from 1 to {MAX_EVAL_EPISODES}"
+SEEDS = f"a whole number from 0 to {MAX_SEED}"
+
+
+def main(arguments: list[str]) -> None:
+    """Parses, plays, prints."""
+    parser = commandline.Parser("python -m jaxrl_mini.play", description="Plays a kept policy.", epilog=EXAMPLES)
+    parser.add_argument(
+        "folder",
+        type=commandline.path,
+        metavar="DIR",
+        help="what train --save-policy wrote, or a Hugging Face checkpoint",
+    )
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument(
+        "--episodes",
+        type=commandline.number(int, EPISODES),
+        metavar="N",
+        help="play N evaluation episodes and print their statistics",
+    )
+    how.add_argument("--human", action="store_true", help="choose the actions yourself, one a line")
+    parser.add_argument(
+        "--seed", type=commandline.number(int, SEEDS), default=7, metavar="INT", help="of the evaluation episodes [7]"
+    )
+    commandline.add_device_flag(parser)
+    flags = parser.parse_args(arguments)
+    Config(seed=flags.seed)  # refuses a seed out of range
+    if flags.episodes is not None and not 1 <= flags.episodes <= MAX_EVAL_EPISODES:
+        raise UserError(f"--episodes {flags.episodes} is out of range: expected {EPISODES}")
+    commandline.use_device(flags.device)
+    from jaxrl_mini import records
+    from jaxrl_mini.player import load_player
+
+    player = load_player(flags.folder)
+    if flags.episodes is None:
+        play(player, asked() if flags.human else iter(player.episode(flags.seed)))
+    else:
+        print(json.dumps(records.finite(records.summary(player.evaluate(flags.episodes, flags.seed)))))
+
+
+def play(player: "Player", actions: Iterator[int]) -> None:
+    """Prints an episode of these actions; it is graded as the first evaluation episode is."""
+    from jaxrl_mini.task import ACTIONS, BinarySearchRepair
+    from jaxrl_mini.verifier import evaluation_verdicts
+
+    task, taken = BinarySearchRepair(), list[int]()
+    observation = task.reset()
+    while not task.ended:
+        print(observation)
+        for name, probability in zip(ACTIONS, player.probabilities(taken).tolist(), strict=True):
+            print(f"  {name:8}  {probability:6.4f}  {'#' * round(BAR * probability)}".rstrip())
+        taken.append(next(actions))
+        observation = task.step(ACTIONS[taken[-1]])
+        print(f"> {ACTIONS[taken[-1]]}\n", flush=True)
+    if task.submitted:
+        accepted = evaluation_verdicts(1)[0, task.artifact.variant]
+        print(f"submitted: {'; '.join(task.artifact.lines)}")
+        print(f"the private verifier {'accepts' if accepted else 'rejects'} it: {'success' if accepted else 'failure'}")
+    else:
+        print(observation)
+        print("out of steps, nothing submitted: failure")
+
+
+def asked() -> Iterator[int]:
+    """Actions from standard input, by name or number, asking again where there is no such action."""
+    from jaxrl_mini.task import ACTIONS
+
+    choices = {text: i for i, name in enumerate(ACTIONS) for text in (name, str(i + 1))}
+    question = ", ".join(f"{i + 1} {name}" for i, name in enumerate(ACTIONS)) + "? "
+    while True:
+        try:
+            answer = input(question).strip()
+        except (EOFError, UnicodeDecodeError) as error:
+            raise UserError("the input ended before the episode: give an action's name or number per line") from error
+        if answer in choices:
+            yield choices[answer]
+
+
+if __name__ == "__main__":
+    commandline.run_command(main)

@@ -1,0 +1,90 @@
+"""The command that judges estimators: its table, its files, and what it refuses."""
+
+import csv
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from jaxrl_mini import bias, estimators, moments, rewards, train
+
+ACCEPTED = np.array([0.0, 0.0, 0.0, 1.0])
+UNIFORM = np.zeros((24, 6))
+SMALL = ("--advantage", "rloo", "group-std", "--aggregation", "episode-mean", "fixed-length", "--at", "0")
+
+
+@pytest.fixture
+def judge(command):
+    return lambda *arguments: command(estimators, *arguments)
+
+
+def rows_of(**options) -> list[dict]:
+    settings = {"advantages": ["rloo"], "aggregations": ["fixed-length"], "groups": 4, "group_size": 8} | options
+    return bias.judge("uniform", UNIFORM, ACCEPTED, **settings)
+
+
+def test_the_table_says_which_estimator_points_elsewhere(judge, tmp_path):
+    outcome = judge(*SMALL, "--output", "e.csv", "--plot", "e.svg")
+    assert outcome.code == 0
+    lines = [line.split() for line in outcome.out]
+    assert lines[0][0] == "policy"
+    by_name = {tuple(line[3:5]): line for line in lines if line[2] == "success"}
+    assert by_name["rloo", "fixed-length"][5:8] == ["0.1667", "1.000000", "0.00"]
+    assert float(by_name["rloo", "episode-mean"][7]) == pytest.approx(32.92, abs=0.01)
+    with (tmp_path / "e.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == len(lines) - 1
+    assert b"<svg" in (tmp_path / "e.svg").read_bytes()
+
+
+def test_a_parquet_file_holds_the_rows_unrounded(judge, tmp_path):
+    assert judge(*SMALL, "--output", "e.parquet").code == 0
+    rows = pq.read_table(tmp_path / "e.parquet").to_pylist()
+    expected = rows_of(advantages=["rloo", "group-std"], aggregations=["episode-mean", "fixed-length"])
+    assert [row["size"] for row in rows if row["what"] == "success"] == [
+        row["size"] for row in expected if row["what"] == "success"
+    ]
+
+
+def test_a_step_gains_what_the_exact_success_says():
+    """To first order, along the gradient itself, its norm times the step."""
+    row = rows_of(step=1e-4)[0]
+    success = rewards.success_by_outcome(ACCEPTED, reward="verifier")
+    gradient = moments.law_of(np.full((24, 6), -np.log(6)), success).gradient
+    assert row["gain"] == pytest.approx(1e-4 * np.linalg.norm(gradient), rel=1e-3)
+    assert row["success"] == pytest.approx(0.06526491769547325, abs=1e-12)
+
+
+def test_a_reward_for_the_public_test_points_away_from_success():
+    """Its gradient submits at once, whatever the code."""
+    row = rows_of(reward="public-test")[0]
+    assert row["cosine"] < 0 and row["gain"] < 0
+
+
+def test_the_policy_of_a_recording_is_judged(command, judge, tmp_path):
+    command(train, "--iterations", 20, "--output", "r.json", "--trajectories", "r.npz")
+    outcome = judge(*SMALL, "--policy", "r.npz")
+    with np.load(tmp_path / "r.npz", allow_pickle=False) as file:
+        expected = bias.judge("r.npz", file["logits"][-1], ACCEPTED, advantages=["rloo"], aggregations=["episode-mean"],
+                              groups=4, group_size=8)  # fmt: skip
+    line = next(line for line in outcome.out if "rloo" in line and "episode-mean" in line)
+    assert line.split()[1] == f"{expected[0]['success']:.4f}" and f"{expected[0]['cosine']:.6f}" in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--output", "e.json"), "--output e.json has no known ending"),
+        (("--plot", "e.gif"), "--plot e.gif has no known ending"),
+        (("--at", "-1"), "--at -1 is out of range"),
+        (("--step", "0"), "--step 0.0 is out of range"),
+        (("--group-size", "1"), "--group-size 1 is out of range"),
+        (("--reward", "shuffled"), "--reward shuffled depends on the other episodes"),
+        (("--reward", "nothing"), "--reward 'nothing' is unknown"),
+        (("--policy", "none.npz"), "recording none.npz cannot be read"),
+        (("--groups", "64", "--group-size", "64", "--at", "0"), "are too many for batch-std or step-mean"),
+    ],
+)
+def test_what_cannot_be_judged_is_refused_in_one_line(judge, tmp_path, arguments, words):
+    outcome = judge(*arguments)
+    assert outcome.code == 2 and len(outcome.err) == 1 and words in outcome.err[0]
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]

@@ -1,0 +1,120 @@
+"""Whichever call of the system fails while `train` writes: the old files or the new ones, and one line."""
+
+import dataclasses
+import errno
+import io
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from faults import every_fault
+
+from jaxrl_mini import fleet, records
+from jaxrl_mini.policies.pretrained import load_checkpoint
+
+
+@pytest.fixture(autouse=True)
+def same_commit(monkeypatch):
+    """A record asks git for it, and says null where that fails."""
+    monkeypatch.setattr(records, "_git_state", lambda: {"git_commit": None, "git_dirty": None})
+
+
+CODES = pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS], ids=["full", "read-only"])
+
+
+def contents(path: Path) -> dict[str, object]:
+    """The files of a folder, without those whose name begins with a dot, which nothing reads."""
+    found: dict[str, object] = {}
+    for file in sorted(path.rglob("*")):
+        if file.is_file() and not any(part.startswith(".") for part in file.relative_to(path).parts):
+            data = file.read_bytes()
+            if file.suffix == ".npz":
+                with np.load(io.BytesIO(data)) as arrays:
+                    data = b"".join(name.encode() + array.tobytes() for name, array in arrays.items())
+            found[str(file.relative_to(path))] = data
+    return found
+
+
+def of_one(files: dict[str, object], what: str) -> dict[str, object]:
+    return {name: data for name, data in files.items() if name.split("/")[0] == what}
+
+
+def check_every_fault(command, tmp_path, code, words, prepare, outputs):
+    """Runs a command once for each of its calls of the system, and lets that call fail.
+
+    Args:
+      words: the arguments, with files in the folder `there`.
+      prepare: fills that folder as it was before.
+      outputs: the names in it, each of which must be as before or as after as a whole.
+    """
+    there = tmp_path / "there"
+
+    def reset():
+        shutil.rmtree(there, ignore_errors=True)
+        there.mkdir()
+        prepare(there)
+
+    reset()
+    before = contents(there)
+    assert command(*words).code == 0
+    after = contents(there)
+    assert {name.split("/")[0] for name in after} == set(outputs)
+    assert all(of_one(before, name) != of_one(after, name) for name in outputs)
+    refused = 0
+    for fault in every_fault(code):
+        reset()
+        with fault() as failing:
+            outcome = command(*words)
+        now = contents(there)
+        assert set(now) <= set(before) | set(after)
+        for name in outputs:
+            assert of_one(now, name) in (of_one(before, name), of_one(after, name)), (failing.number, name)
+        if outcome.code == 0:
+            assert (now, outcome.err) == (after, [])
+        else:
+            assert outcome.code == 2 and len(outcome.err) == 1, outcome
+            refused += 1
+    assert failing.calls < failing.number and outcome.code == 0
+    return refused
+
+
+@pytest.mark.parametrize("old", [True, False], ids=["over old files", "in a new folder"])
+@CODES
+def test_every_fault_of_a_run_with_trajectories(train_command, tmp_path, monkeypatch, grpo_run, code, old):
+    monkeypatch.setattr(fleet, "run", lambda config, on_chunk: dataclasses.replace(grpo_run, config=config))
+    words = ["--output", "there/new/r.json", "--trajectories", "there/t.npz", *["--overwrite"] * old]
+
+    def prepare(there: Path) -> None:
+        if old:
+            (there / "new").mkdir()
+            (there / "new/r.json").write_text("old")
+            shutil.copy(Path(__file__).parent / "golden/grpo-seed-7.npz", there / "t.npz")
+
+    assert check_every_fault(train_command, tmp_path, code, words, prepare, ["new", "t.npz"]) > 8
+
+
+@pytest.mark.parametrize("old", [True, False], ids=["over an old one", "new"])
+def test_every_fault_of_a_run_with_a_policy(train_command, tmp_path, monkeypatch, grpo_run, golden, old):
+    checkpoint = load_checkpoint(golden / "tiny-gpt2-word")
+    done = dataclasses.replace(grpo_run, checkpoint=checkpoint)
+    monkeypatch.setattr(fleet, "run", lambda config, on_chunk: dataclasses.replace(done, config=config))
+    words = ["--backend", "hf", "--model", golden / "tiny-gpt2-word", "--output", "there/r.json"]
+    words += ["--save-policy", "there/policy", *["--overwrite"] * old]
+
+    def prepare(there: Path) -> None:
+        if old:
+            (there / "policy").mkdir()
+            (there / "policy/config.json").write_text("old")
+            (there / "r.json").write_text("old")
+
+    assert check_every_fault(train_command, tmp_path, errno.ENOSPC, words, prepare, ["policy", "r.json"]) > 8
+
+
+def test_an_output_inside_the_saved_policy_is_refused_first(train_command, monkeypatch, tmp_path):
+    monkeypatch.setattr(fleet, "run", None)
+    words = ["--backend", "hf", "--model", "m", "--save-policy", "policy"]
+    for output in ("policy/r.json", "policy", "x/../policy/deep/r.json"):
+        outcome = train_command(*words, "--output", output)
+        assert outcome.code == 2 and len(outcome.err) == 1 and "--save-policy" in outcome.err[0]
+    assert list(tmp_path.iterdir()) == []
