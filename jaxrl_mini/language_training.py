@@ -132,7 +132,7 @@ def learn(
       initial: the weights of the frozen reference policy.
       episodes: the batch.
       rewards: of each episode, 0 or 1.
-      behavior: log-probabilities that the episodes, flattened, were drawn from; those of actions not taken do not matter.
+      behavior: log-probabilities that the episodes, flattened, were drawn from; those of other actions do not matter.
       settings: the settings that are data.
       sizes: the settings that shape the program.
       micro_batch: rows of a gradient at once.
