@@ -29,7 +29,7 @@ try:
 except UserError as error:
     refused = str(error)
 after = run.state.params["h"][0]["attn"]["c_attn"]["kernel"][...]
-moment = run.state.moments.mu["h"][0]["mlp"]["c_proj"]["kernel"][...]
+moment = run.state.moments.first["h"][0]["mlp"]["c_proj"]["kernel"][...]
 print(json.dumps({
     "devices": len(kernel.sharding.device_set), "history": history,
     "shards": [list(array.sharding.shard_shape(array.shape)) for array in (kernel, after, moment)],
