@@ -225,7 +225,7 @@ class Run:
             self.policy, self.state.params, self.seed, np.array(self.iteration), verdicts, sizes=self.sizes
         )
         metrics = self.learn(episodes, rewards, behavior)
-        return metrics, *map(np.asarray, (episodes.packed, rewards, behavior))
+        return metrics, np.asarray(episodes.packed), np.asarray(rewards), np.asarray(behavior)
 
     def learn(self, episodes: Episodes, rewards: AnyArray, behavior: AnyArray) -> History:
         """Learns from graded episodes, and returns the metrics of the iteration; see `learn` of this module."""

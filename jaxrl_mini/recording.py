@@ -136,7 +136,7 @@ def write(result: Result, output: Output) -> None:
     by_run = objective.group_advantages(jnp.moveaxis(rewards, 0, -1), config.advantage)
     advantages = np.moveaxis(np.asarray(by_run), -1, 0)
     if result.logits is None:
-        policy = {"old_log_probs": result.behavior}
+        policy: dict[str, Any] = {"old_log_probs": result.behavior}
     else:
         log_probs = np.moveaxis(
             np.asarray(table.distribution(jnp.moveaxis(result.logits[:-1], 0, -1)).log_probs), -1, 0

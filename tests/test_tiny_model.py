@@ -36,7 +36,7 @@ def test_the_seed_decides_the_weights(tmp_path):
 
 
 def test_a_warm_start_plays_like_uniform_play(tmp_path, monkeypatch):
-    monkeypatch.setattr(tiny_model, "WARM_START_STEPS", 150)
+    monkeypatch.setattr(tiny_model, "WARM_START_STEPS", 300)
     reached = tiny_model.make_tiny_model(tmp_path / "tiny", "bpe", layers=1, width=32, warm_start=True)
     assert np.log(6) <= reached["warm_start_losses"]["candidates"] < np.log(6) + 0.3
     assert reached["warm_start_losses"]["observations"] < 1.5  # log 368 is 5.9
