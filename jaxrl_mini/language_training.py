@@ -6,7 +6,7 @@ Apart from `training`, so that a table policy does not wait for the neural netwo
 import dataclasses
 import time
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +18,8 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from jaxrl_mini import compilation, evaluation, objective, rollout, training, verifier
 from jaxrl_mini.config import Config, UserError
 from jaxrl_mini.evaluation import Evaluation
-from jaxrl_mini.histories import enumerate_histories, expectations
-from jaxrl_mini.placement import ONE_DEVICE, Placement
+from jaxrl_mini.histories import enumerate_histories, expectations, numbers_of
+from jaxrl_mini.placement import Placement
 from jaxrl_mini.policies.language import LanguagePolicy, load_policy
 from jaxrl_mini.policies.pretrained import Checkpoint
 from jaxrl_mini.result import History, Result, columns
@@ -33,21 +33,7 @@ MICRO_BATCH = 4
 EXACT_EVERY = 10
 """Iterations between exact evaluations, by default."""
 EVALUATED_AT_ONCE = 32
-"""Episodes played at once in a sampled evaluation."""
-
-
-def in_parts(
-    policy: LanguagePolicy, params: PyTree, rows: objective.Merged, size: int
-) -> Float[Array, "context action"]:
-    """Log-probabilities in the contexts (row, step), so many rows at a time; 0 in padding."""
-    actions = _actions(rows)
-
-    def add(i: Array, log_probs: Array) -> Array:
-        part = policy.log_probs(params, _cut(actions, i, size, axis=1))
-        return _put(log_probs, _by_context(part), i)
-
-    contexts = rows.episodes.packed.size * MAX_STEPS
-    return lax.fori_loop(0, _parts(rows, size), add, jnp.zeros((contexts, NUM_ACTIONS)))
+"""Episodes played at once in a sampled evaluation; a batch of the default size shares the compiled program."""
 
 
 def accumulated(policy: LanguagePolicy, rows: objective.Merged, size: int) -> Backward:
@@ -91,21 +77,28 @@ def _by_context(log_probs: Float[Array, "step row action"]) -> Float[Array, "con
     return log_probs.swapaxes(0, 1).reshape(-1, NUM_ACTIONS)
 
 
-@partial(jax.jit, static_argnames=("policy", "sizes"))
+@partial(jax.jit, static_argnames="policy")
+def play(
+    policy: LanguagePolicy, params: PyTree, uniforms: Float[Array, "step episode"]
+) -> tuple[Int[Array, "step episode"], Float[Array, "step episode action"]]:
+    """`LanguagePolicy.sample`, for training and evaluation: compiled once where they play as many episodes at once."""
+    return policy.placement.whole(policy.sample(params, uniforms))
+
+
 def sample(
     policy: LanguagePolicy,
     params: PyTree,
     seed: Seeds,
-    number: Int[Array, ""],
-    verdicts: Bool[Array, "group variant"],
+    number: int,
+    verdicts: Bool[AnyArray, "group variant"],
     *,
     sizes: Sizes,
-) -> tuple[Episodes, Float[Array, "group episode"], Float[Array, "step batch action"]]:
+) -> tuple[Episodes, Float[AnyArray, "group episode"], Float[Array, "step batch action"]]:
     """Episodes of one iteration, their rewards, and the log-probabilities they were drawn from, 0 after the end."""
     batch_shape = (sizes.groups, sizes.group_size)
-    uniforms = jnp.stack(rollout.draw_uniforms(seed, rollout.TRAINING, number, *batch_shape))
-    actions, behavior = policy.placement.whole(policy.sample(params, uniforms.reshape(MAX_STEPS, -1)))
-    episodes = rollout.episodes_from_actions(actions.reshape(MAX_STEPS, *batch_shape))
+    uniforms = np.stack(rollout.draw_uniforms(seed, rollout.TRAINING, number, *batch_shape))
+    actions, behavior = play(policy, params, uniforms.reshape(MAX_STEPS, -1))
+    episodes = rollout.episodes_from_actions(np.asarray(actions).reshape(MAX_STEPS, *batch_shape))
     return episodes, rewards_of(episodes, verdicts[None], seed, number, reward=sizes.variant.reward), behavior
 
 
@@ -113,7 +106,7 @@ def sample(
 def learn(
     policy: LanguagePolicy,
     state: State,
-    initial: PyTree,
+    reference: Float[AnyArray, "history action"],
     episodes: Episodes,
     rewards: Float[AnyArray, "group episode"],
     behavior: Float[AnyArray, "step batch action"],
@@ -129,7 +122,7 @@ def learn(
     Args:
       policy: the network, and the task in its tokens.
       state: the weights and Adam's moments; its buffers are used up.
-      initial: the weights of the frozen reference policy.
+      reference: log-probabilities of the frozen initial policy after every history.
       episodes: the batch.
       rewards: of each episode, 0 or 1.
       behavior: log-probabilities that the episodes, flattened, were drawn from; those of other actions do not matter.
@@ -138,29 +131,17 @@ def learn(
       micro_batch: rows of a gradient at once.
 
     Returns:
-      The new state; what the iteration leaves behind; the reference policy's log-probabilities.
+      The new state; what the iteration leaves behind; the reference policy's log-probabilities in the batch.
     """
     advantages = objective.advantages(rewards, method=sizes.method, advantage=sizes.variant.advantage)
     padded = -(-rewards.size // micro_batch) * micro_batch
     rows, credit = objective.history_credit(episodes, rewards, advantages, padded, sizes.variant)
-    batch = Batch(_by_context(behavior[:, rows.first]), in_parts(policy, initial, rows, micro_batch), credit)
+    by_history = _by_context(reference[numbers_of(_actions(rows))])
+    batch = Batch(_by_context(behavior[:, rows.first]), by_history, credit)
     logged = None if sizes.variant.reward == "verifier" else rewards
     state, log_probs, norm = training.update(state, accumulated(policy, rows, micro_batch), batch, settings, sizes)
     log = Log(episodes, credit, batch.behavior, log_probs, norm, logged)
     return policy.placement.weights(state), *policy.placement.whole((log, batch.reference))
-
-
-@partial(jax.jit, static_argnames="policy")
-def play_chunk(policy: LanguagePolicy, params: PyTree, seed: Seeds, chunk: Int[Array, ""]) -> Episodes:
-    """Evaluation episodes number 512 * chunk and on, each a group of its own; the same on every device.
-
-    Their rows are not split: XLA's partitioner took minutes for a rollout inside this loop.
-    """
-    one = dataclasses.replace(policy, placement=ONE_DEVICE)
-    uniforms = jnp.stack(rollout.draw_uniforms(seed, rollout.EVALUATION, chunk, evaluation.CHUNK, 1))
-    parts = uniforms.reshape(MAX_STEPS, -1, EVALUATED_AT_ONCE).swapaxes(0, 1)
-    actions = lax.map(lambda part: one.sample(params, part)[0], parts)  # [part, step, episode]
-    return policy.placement.whole(rollout.episodes_from_actions(actions.swapaxes(0, 1).reshape(MAX_STEPS, -1, 1)))
 
 
 @partial(jax.jit, static_argnames="policy")
@@ -171,15 +152,12 @@ def log_probs(
     return policy.placement.whole(policy.log_probs(params, actions))
 
 
-_histories = lru_cache(enumerate_histories)
-
-
-@partial(jax.jit, static_argnames=("policy", "can_succeed"))
+@partial(jax.jit, static_argnames="policy")
 def history_log_probs(
-    policy: LanguagePolicy, params: PyTree, *, can_succeed: bool = False
+    policy: LanguagePolicy, params: PyTree, can_succeed: Bool[AnyArray, ""]
 ) -> Float[Array, "history action"]:
-    """Log-probabilities of the next action after every history, or every one that can still succeed."""
-    return policy.placement.whole(policy.history_log_probs(params, _histories(can_succeed=can_succeed)))
+    """`LanguagePolicy.history_log_probs`, on every device."""
+    return policy.placement.whole(policy.history_log_probs(params, can_succeed=can_succeed))
 
 
 Loaded = tuple[LanguagePolicy, Checkpoint]
@@ -208,10 +186,9 @@ class Run:
         self.sizes = Sizes(config.method, config.groups, config.group_size, config.epochs, config.variant)
         self.settings = jax.tree.map(lambda value: np.array(value, np.float32), Settings.of(config))
         self.seed = np.array(config.seed, np.uint32)
-        self.initial = placement.put_weights(self.checkpoint.params)
         self.state = placement.put_weights(training.initial_state(jax.tree.map(jnp.copy, self.checkpoint.params)))
         self.iteration = 0
-        self._reference: np.ndarray | None = None
+        self.reference = self.history_log_probs()
 
     def advance(self) -> tuple[History, np.ndarray, np.ndarray, np.ndarray]:
         """Runs one iteration.
@@ -222,7 +199,7 @@ class Run:
         """
         verdicts = verifier.training_verdicts(self.iteration, 1, self.sizes.groups)[0]
         episodes, rewards, behavior = sample(
-            self.policy, self.state.params, self.seed, np.array(self.iteration), verdicts, sizes=self.sizes
+            self.policy, self.state.params, self.seed, self.iteration, verdicts, sizes=self.sizes
         )
         metrics = self.learn(episodes, rewards, behavior)
         return metrics, np.asarray(episodes.packed), np.asarray(rewards), np.asarray(behavior)
@@ -232,7 +209,7 @@ class Run:
         self.state, *left = learn(
             self.policy,
             self.state,
-            self.initial,
+            self.reference,
             episodes,
             rewards,
             behavior,
@@ -255,22 +232,24 @@ class Run:
         """The weights now, whole on every device."""
         return jax.jit(self.policy.placement.whole)(self.state.params)
 
+    def history_log_probs(self, can_succeed: bool = False) -> Float[np.ndarray, "history action"]:
+        """Log-probabilities of the policy now after every history, or every one that can still succeed."""
+        return np.asarray(history_log_probs(self.policy, self.state.params, np.array(can_succeed)))
+
     def exact_success_rate(self) -> float:
         """Success probability of the policy now, over the histories that can still succeed."""
         accepted = verifier.training_verdicts(0, 1, 1)[0, 0].astype(float)
-        log_probs = history_log_probs(self.policy, self.state.params, can_succeed=True)
-        return expectations(_histories(can_succeed=True), log_probs, accepted).success
+        return expectations(enumerate_histories(), self.history_log_probs(can_succeed=True), accepted).success
 
     def evaluate(self) -> Evaluation:
         """Evaluates the policy over sampled episodes, and exactly over all histories."""
         verdicts = verifier.evaluation_verdicts(self.config.eval_episodes)
-        successes, actions, squared_actions = evaluation.sum_over_episodes(
-            lambda chunk: play_chunk(self.policy, self.state.params, self.seed, chunk), verdicts
-        ).tolist()
-        log_probs = np.asarray(history_log_probs(self.policy, self.state.params), np.float64)
-        self._reference = log_probs if self._reference is None else self._reference
-        exact = expectations(_histories(), log_probs, verdicts.mean(axis=0))
-        kl = (np.exp(log_probs) * (log_probs - self._reference)).sum(axis=1)
+        sums = evaluation.sum_over_episodes(self._play_chunk, verdicts)
+        successes, actions, squared_actions = sums.tolist()
+        log_probs = self.history_log_probs() if self.iteration else self.reference
+        exact = expectations(enumerate_histories(), log_probs, verdicts.mean(axis=0))
+        wide = log_probs.astype(np.float64)
+        kl = (np.exp(wide) * (wide - self.reference)).sum(axis=1)
         return Evaluation(
             episodes=len(verdicts),
             successes=successes,
@@ -280,6 +259,13 @@ class Run:
             exact_mean_actions=exact.mean_actions,
             exact_mean_kl=float((exact.reach * kl).sum()) / exact.mean_actions,
         )
+
+    def _play_chunk(self, chunk: int) -> Episodes:
+        """Evaluation episodes number 512 * chunk and on, each a group of its own."""
+        uniforms = np.stack(rollout.draw_uniforms(self.seed, rollout.EVALUATION, chunk, evaluation.CHUNK, 1))
+        parts = np.split(uniforms[..., 0], evaluation.CHUNK // EVALUATED_AT_ONCE, axis=1)
+        actions = [np.asarray(play(self.policy, self.state.params, part)[0]) for part in parts]
+        return rollout.episodes_from_actions(np.concatenate(actions, axis=1)[..., None])
 
 
 def run(

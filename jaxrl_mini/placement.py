@@ -21,8 +21,9 @@ from jaxtyping import Array, PyTree, Shaped
 from jaxrl_mini.config import UserError
 
 AXES = ("data", "model")
-SPLIT = {"c_attn": 1, "c_fc": 1, "c_proj": 0, "wte": 0, "lm_head": 1}
+SPLIT = {"c_attn": -1, "c_fc": -1, "c_proj": -2, "wte": -2, "lm_head": -1}
 """The axis of a module's weight matrix that is split over `model`."""
+MATRICES = {"kernel", "embedding"}
 
 
 def make_mesh(text: str) -> Mesh:
@@ -82,10 +83,10 @@ class Placement:
     def _of_weight(self, path: tuple[Any, ...], weight: Array) -> NamedSharding:
         assert self.mesh is not None
         names = {str(getattr(entry, "key", getattr(entry, "name", entry))) for entry in path}
-        split = next((SPLIT[name] for name in names & set(SPLIT)), None)
-        if split is None or weight.ndim < 2 or weight.shape[split] % self.mesh.shape["model"]:
+        split = next((SPLIT[name] for name in names & set(SPLIT)), 0)
+        if not (split and names & MATRICES) or weight.shape[split] % self.mesh.shape["model"]:
             return NamedSharding(self.mesh, PartitionSpec())
-        return NamedSharding(self.mesh, PartitionSpec(*[None] * split, "model"))
+        return NamedSharding(self.mesh, PartitionSpec(*[None] * (weight.ndim + split), "model"))
 
 
 ONE_DEVICE = Placement()

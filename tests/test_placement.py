@@ -21,14 +21,14 @@ from jaxrl_mini.config import Config, UserError
 from jaxrl_mini.language_training import Run
 from jaxrl_mini.placement import make_mesh
 run = Run(Config(backend="hf", model=sys.argv[1], lr=3e-3), make_mesh("data=4,model=2"))
-kernel = run.state.params["h"][0]["attn"]["c_attn"]["kernel"][...]
+kernel = run.state.params["h"]["attn"]["c_attn"]["kernel"][...]
 history = [{name: column.item() for name, column in run.advance()[0].items()} for _ in range(2)]
 try:
     Run(Config(backend="hf", model=sys.argv[1], micro_batch=6), run.policy.placement.mesh)
 except UserError as error:
     refused = str(error)
-after = run.state.params["h"][0]["attn"]["c_attn"]["kernel"][...]
-moment = run.state.moments.first["h"][0]["mlp"]["c_proj"]["kernel"][...]
+after = run.state.params["h"]["attn"]["c_attn"]["kernel"][...]
+moment = run.state.moments.first["h"]["mlp"]["c_proj"]["kernel"][...]
 print(json.dumps({
     "devices": len(kernel.sharding.device_set), "history": history,
     "shards": [list(array.sharding.shard_shape(array.shape)) for array in (kernel, after, moment)],

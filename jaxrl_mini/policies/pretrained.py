@@ -103,9 +103,10 @@ def save_checkpoint(folder: str | os.PathLike[str], checkpoint: Checkpoint, over
     """
     tensors: dict[str, np.ndarray] = {}
     for place, variable in nnx.to_flat_state(checkpoint.params):
-        name = _tensor_name(place)
         tensor = np.asarray(variable[...]).astype(jnp.dtype(checkpoint.dtype))
-        tensors[name] = np.ascontiguousarray(tensor.T) if name == "lm_head.weight" else tensor
+        names = _tensor_names(place, tensor.shape)
+        parts = tensor if place[0] == "h" else [tensor.T if place[0] == "lm_head" else tensor]
+        tensors |= dict(zip(names, map(np.ascontiguousarray, parts), strict=True))
     config = json.loads(checkpoint.companions["config.json"])
     config.pop("torch_dtype", None)  # what `dtype` was called before
     config |= {"architectures": [ARCHITECTURES[0]], "dtype": checkpoint.dtype}
@@ -246,32 +247,40 @@ def _read_weights(folder: Path, tensors: dict[str, np.ndarray], shapes: PyTree, 
 
 
 def _take(folder: Path, tensors: dict[str, np.ndarray], place: tuple[Any, ...], variable: Any) -> Any:
-    """A parameter of the network from the tensors of a folder; the tensor is taken out of them."""
-    name = _tensor_name(place)
-    key = name.removeprefix("transformer.")
-    if key not in tensors:
-        raise CheckpointError(f"model {str(folder)!r} has no tensor {name!r}")
-    tensor = tensors.pop(key)
-    if key == "lm_head.weight":
-        tensor = tensor.T
+    """A parameter of the network from the tensors of a folder; the tensors are taken out of them."""
     expected = variable.get_value()
-    if tensor.shape != expected.shape or not jnp.issubdtype(tensor.dtype, jnp.floating):
-        raise CheckpointError(
-            f"tensor {name!r} of model {str(folder)!r} is {tensor.dtype} {list(tensor.shape)}: "
-            f"config.json asks for floats {list(expected.shape)}"
-        )
-    with np.errstate(over="ignore"):
-        weights = tensor.astype(expected.dtype)
-    if not np.isfinite(weights).all():
-        raise CheckpointError(f"tensor {name!r} of model {str(folder)!r} holds numbers that are not finite in float32")
-    return variable.replace(jnp.asarray(weights))
+    shape = expected.shape[1:] if place[0] == "h" else expected.shape
+    parts = []
+    for name in _tensor_names(place, expected.shape):
+        key = name.removeprefix("transformer.")
+        if key not in tensors:
+            raise CheckpointError(f"model {str(folder)!r} has no tensor {name!r}")
+        tensor = tensors.pop(key)
+        if key == "lm_head.weight":
+            tensor = tensor.T
+        if tensor.shape != shape or not jnp.issubdtype(tensor.dtype, jnp.floating):
+            raise CheckpointError(
+                f"tensor {name!r} of model {str(folder)!r} is {tensor.dtype} {list(tensor.shape)}: "
+                f"config.json asks for floats {list(shape)}"
+            )
+        with np.errstate(over="ignore"):
+            weights = tensor.astype(expected.dtype)
+        if not np.isfinite(weights).all():
+            raise CheckpointError(
+                f"tensor {name!r} of model {str(folder)!r} holds numbers that are not finite in float32"
+            )
+        parts.append(weights)
+    return variable.replace(jnp.asarray(np.stack(parts) if place[0] == "h" else parts[0]))
 
 
-def _tensor_name(place: tuple[Any, ...]) -> str:
-    """The checkpoint's name of a parameter: ("h", 0, "ln_1", "scale") is "transformer.h.0.ln_1.weight"."""
-    *module, leaf = place
-    name = ".".join(map(str, [*module, "bias" if leaf == "bias" else "weight"]))
-    return name if module == ["lm_head"] else f"transformer.{name}"
+def _tensor_names(place: tuple[Any, ...], shape: tuple[int, ...]) -> list[str]:
+    """The checkpoint's names of a parameter: ("h", "ln_1", "scale") is "transformer.h.0.ln_1.weight" and so on."""
+    module, *inner = place[:-1]
+    end = ["bias" if place[-1] == "bias" else "weight"]
+    if module == "h":
+        return [".".join(["transformer.h", str(layer), *inner, *end]) for layer in range(shape[0])]
+    name = ".".join([module, *inner, *end])
+    return [name if module == "lm_head" else f"transformer.{name}"]
 
 
 def _read_json(path: Path) -> dict[str, Any]:
