@@ -155,28 +155,27 @@ def measure_iteration(policy: LanguagePolicy, checkpoint: Checkpoint, repetition
     """Whole iterations of 4 groups of 8 episodes with two optimizer steps, from the random policy."""
     sizes = training.Sizes("grpo", groups=4, group_size=8, epochs=2)
     settings = training.Settings(*map(jnp.float32, (1e-3, 0.2, 0.02)))
-    verdicts = jnp.tile(jnp.array([False, False, False, True]), (4, 1))
+    verdicts = np.tile(np.array([False, False, False, True]), (4, 1))
     state = training.initial_state(jax.tree.map(jnp.copy, checkpoint.params))
     seconds = []
     for number in range(repetitions + 1):
         start = time.perf_counter()
-        state = iteration(policy, checkpoint, state, sizes, settings, number, verdicts)
+        state = iteration(policy, state, sizes, settings, number, verdicts)
         seconds.append(time.perf_counter() - start)
     first, *rest = seconds
     figures = {"seconds": statistics.median(rest), "fastest": min(rest), "slowest": max(rest), "first_seconds": first}
     return {name: round(value, 4) for name, value in figures.items()}
 
 
-def iteration(
-    policy: LanguagePolicy, checkpoint: Checkpoint, state: Any, sizes: Any, settings: Any, number: int, verdicts: Any
-) -> Any:
-    """One iteration; returns the state after it, computed."""
-    drawn = (policy, state.params, jnp.uint32(7), number, verdicts)
+def iteration(policy: LanguagePolicy, state: Any, sizes: Any, settings: Any, number: int, verdicts: Any) -> Any:
+    """One iteration with a uniform reference policy; returns the state after it, computed."""
+    reference = np.full((len(enumerate_histories().step), len(ACTIONS)), -np.log(len(ACTIONS)), np.float32)
+    drawn = (policy, state.params, np.array(7, np.uint32), number, verdicts)
     episodes, rewards, behavior = language_training.sample(*drawn, sizes=sizes)
     state, *_ = language_training.learn(
         policy,
         state,
-        checkpoint.params,
+        reference,
         episodes,
         rewards,
         behavior,
@@ -191,11 +190,12 @@ def measure_exact(policy: LanguagePolicy, checkpoint: Checkpoint, repetitions: i
     """Exact evaluation: over all histories, over those that can succeed, and a sampled estimate of 20,000 episodes."""
     figures: dict[str, Any] = {}
     accepted = np.array([0.0, 0.0, 0.0, 1.0])
-    for name, histories in (("all", enumerate_histories()), ("can_succeed", enumerate_histories(can_succeed=True))):
-        evaluate = partial(policy.history_log_probs, histories=histories)
+    histories = enumerate_histories()
+    for name, can_succeed in (("all", False), ("can_succeed", True)):
+        evaluate = partial(policy.history_log_probs, can_succeed=can_succeed)
         figures[name] = timed(evaluate, checkpoint.params, repetitions=repetitions)
         success = expectations(histories, jax.jit(evaluate)(checkpoint.params), accepted).success
-        figures[name] |= {"histories": len(histories.step), "success": success}
+        figures[name] |= {"histories": int(histories.can_succeed.sum()) if can_succeed else 3906, "success": success}
     sample, successes, count = jax.jit(policy.sample), 0, 0
     while count < 20_000:
         actions, _ = sample(checkpoint.params, jax.random.uniform(jax.random.key(count), (MAX_STEPS, 32)))
@@ -225,7 +225,7 @@ def iterate_once(size: str, dtype: str) -> None:
     sizes = training.Sizes("grpo", groups=1, group_size=8, epochs=2)
     settings = training.Settings(*map(jnp.float32, (1e-6, 0.2, 0.02)))
     state = training.initial_state(jax.tree.map(jnp.copy, checkpoint.params))
-    iteration(policy, checkpoint, state, sizes, settings, 0, jnp.ones((1, 4), bool))
+    iteration(policy, state, sizes, settings, 0, np.ones((1, 4), bool))
     device = jax.devices()[0].memory_stats() or {}
     host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(json.dumps({"host_gigabytes": host, "device_gigabytes": device.get("peak_bytes_in_use", 0) / 2**30}))

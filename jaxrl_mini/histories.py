@@ -47,10 +47,16 @@ def enumerate_histories() -> Histories:
                 repairs_left = 2 - sum(VARIANTS[after])
                 older = (*ancestors, parent) if parent else ()
                 rows.append((parent, action, step + 1, after, older, step + 1 + repairs_left < MAX_STEPS))
-    parents, actions, steps, variants, ancestors_of, can_succeed = zip(*rows, strict=True)
-    padded = [[*older, *[0] * (MAX_STEPS - 2 - len(older))] for older in ancestors_of]
-    columns = (np.array(column, np.int32) for column in (parents, actions, steps, variants, padded))
-    return Histories(*columns, np.array(can_succeed))
+    parents, actions, steps, variants, paths, can_succeed = zip(*rows, strict=True)
+    padded = [[*path, *[0] * (MAX_STEPS - 2 - len(path))] for path in paths]
+    return Histories(
+        parent=np.array(parents, np.int32),
+        action=np.array(actions, np.int32),
+        step=np.array(steps, np.int32),
+        variant=np.array(variants, np.int32),
+        ancestors=np.array(padded, np.int32),
+        can_succeed=np.array(can_succeed),
+    )
 
 
 def numbers_of(actions: Int[AnyArray, "step *batch"]) -> Int[AnyArray, "step *batch"]:

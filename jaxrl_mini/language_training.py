@@ -96,7 +96,7 @@ def sample(
 ) -> tuple[Episodes, Float[AnyArray, "group episode"], Float[Array, "step batch action"]]:
     """Episodes of one iteration, their rewards, and the log-probabilities they were drawn from, 0 after the end."""
     batch_shape = (sizes.groups, sizes.group_size)
-    uniforms = np.stack(rollout.draw_uniforms(seed, rollout.TRAINING, number, *batch_shape))
+    uniforms = np.stack(rollout.draw_uniforms(seed[None], rollout.TRAINING, number, *batch_shape))  # [..., 1]
     actions, behavior = play(policy, params, uniforms.reshape(MAX_STEPS, -1))
     episodes = rollout.episodes_from_actions(np.asarray(actions).reshape(MAX_STEPS, *batch_shape))
     return episodes, rewards_of(episodes, verdicts[None], seed, number, reward=sizes.variant.reward), behavior
@@ -262,8 +262,8 @@ class Run:
 
     def _play_chunk(self, chunk: int) -> Episodes:
         """Evaluation episodes number 512 * chunk and on, each a group of its own."""
-        uniforms = np.stack(rollout.draw_uniforms(self.seed, rollout.EVALUATION, chunk, evaluation.CHUNK, 1))
-        parts = np.split(uniforms[..., 0], evaluation.CHUNK // EVALUATED_AT_ONCE, axis=1)
+        uniforms = np.stack(rollout.draw_uniforms(self.seed[None], rollout.EVALUATION, chunk, evaluation.CHUNK, 1))
+        parts = np.split(uniforms.reshape(MAX_STEPS, -1), evaluation.CHUNK // EVALUATED_AT_ONCE, axis=1)
         actions = [np.asarray(play(self.policy, self.state.params, part)[0]) for part in parts]
         return rollout.episodes_from_actions(np.concatenate(actions, axis=1)[..., None])
 

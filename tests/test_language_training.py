@@ -28,12 +28,12 @@ def word(tiny_folder):
 
 def iterate(word, params, verdicts, *, sizes=SIZES, settings=SETTINGS, micro_batch=MICRO_BATCH, number=0):
     policy, checkpoint = word
-    drawn = (policy, params, jnp.uint32(7), number, jnp.asarray(verdicts))
+    drawn = (policy, params, np.array(7, np.uint32), number, verdicts)
     episodes, rewards, behavior = language_training.sample(*drawn, sizes=sizes)
     return language_training.learn(
         policy,
         training.initial_state(jax.tree.map(jnp.copy, params)),
-        checkpoint.params,
+        language_training.history_log_probs(policy, checkpoint.params, False),
         episodes,
         rewards,
         behavior,

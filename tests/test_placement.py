@@ -52,9 +52,10 @@ def test_eight_devices_learn_what_one_learns(tiny_folder):
             assert row[name] == pytest.approx(metrics[name].item(), rel=1e-3, abs=1e-5), name
     assert eight["refused"] == "--micro-batch 6 cannot be split over data=4: expected a multiple of it"
     assert eight["devices"] == 8 and eight["whole"]
-    (rows, columns), same, (inner, width) = eight["shapes"]
-    assert same == [rows, columns]
-    assert eight["shards"] == [[rows, columns // 2], [rows, columns // 2], [inner // 2, width]]
+    (layers, rows, columns), same, (_, inner, width) = eight["shapes"]
+    assert same == [layers, rows, columns]
+    half = [layers, rows, columns // 2]
+    assert eight["shards"] == [half, half, [layers, inner // 2, width]]
 
 
 def test_two_processes_learn_what_one_learns(tiny_folder, tmp_path):
@@ -101,7 +102,7 @@ TWO = [*MODEL, "--num-processes", 2, "--coordinator-address", "127.0.0.1:1", "--
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--mesh", "data=1"], "--mesh has no use"),
+        (["--mesh", "data=1"], "--mesh data=1 has no use"),
         ([*MODEL, "--num-processes", 2], "--coordinator-address is missing"),
         ([*TWO, 0], "--mesh is missing"),
         ([*TWO, 2, "--mesh", "data=2"], "--process-id 2"),

@@ -1,8 +1,9 @@
 """GPT-2 in flax.nnx: a decoder over packed rows with any attention mask and an optional key/value cache.
 
-Modules and parameters carry the names they have in Hugging Face checkpoints (`h.attn.c_attn` for `h.0.attn.c_attn`
-and so on, all blocks in one array), so `pretrained` maps one onto the other mechanically. There is no dropout: the policy that samples and the policy
-that is updated must be the same function of the parameters.
+Modules and parameters carry the names they have in Hugging Face checkpoints, but for the blocks: `h.0.attn.c_attn`
+and so on are one `h.attn.c_attn`, whose parameters have a first axis `layer`. So one block is compiled for any number
+of them. There is no dropout: the policy that samples and the policy that is updated must be the same function of the
+parameters.
 
 Source: Radford et al., "Language Models are Unsupervised Multitask Learners" (2019).
 """
@@ -10,7 +11,7 @@ Source: Radford et al., "Language Models are Unsupervised Multitask Learners" (2
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -81,14 +82,11 @@ class Attention(nnx.Module):
         self.c_proj = _linear(config, config.n_embd, config.n_embd, dtype, rngs, residual=True)
 
     def __call__(self, x: Array, mask: Array, past: KeysValues | None, layer: int | Array) -> tuple[Array, KeysValues]:
-        """[row, token, n_embd] to [row, query, n_embd], and what to remember of the tokens.
-
-        The queries are the last tokens, as many as `mask` has rows.
-        """
+        """[row, token, n_embd] to the same shape, and what to remember of the tokens."""
         qkv = self.c_attn(x)  # [row, token, 3 * n_embd]
         qkv = qkv.reshape(*qkv.shape[:-1], 3, self.n_head, -1)
         query, keys, values = (qkv[:, :, i] for i in range(3))  # each [row, token, head, feature]
-        query, new = query[:, -mask.shape[1] :], KeysValues(keys, values)
+        new = KeysValues(keys, values)
         seen = new if past is None else jax.tree.map(lambda a, b: jnp.concatenate([a, b], 1), past, new)
         # In float32 whatever the dtype. A query that sees nothing gets finite nonsense. Twice as fast on a CPU
         # as jax.nn.dot_product_attention: the mask is added, and the division comes after the last sum.
@@ -98,7 +96,7 @@ class Attention(nnx.Module):
         weights = jnp.exp(scores - lax.stop_gradient(scores.max(axis=-1, keepdims=True)))
         mixed = jnp.einsum("rhqk,rkhf->rhqf", weights.astype(x.dtype), seen.values)
         mixed /= weights.sum(axis=-1)[..., None].astype(x.dtype)
-        return self.c_proj(mixed.swapaxes(1, 2).reshape(*query.shape[:2], -1)), new
+        return self.c_proj(mixed.swapaxes(1, 2).reshape(x.shape)), new
 
 
 class MLP(nnx.Module):
@@ -125,9 +123,9 @@ class Block(nnx.Module):
         self.mlp = MLP(config, dtype, rngs)
 
     def __call__(self, x: Array, mask: Array, past: KeysValues | None, layer: int | Array) -> tuple[Array, KeysValues]:
-        """[row, token, n_embd] to [row, query, n_embd], and what to remember of the tokens; see `Attention`."""
+        """[row, token, n_embd] to the same shape, and what to remember of the tokens."""
         mixed, new = self.attn(self.ln_1(x), mask, past, layer)
-        x = x[:, -mask.shape[1] :] + mixed
+        x = x + mixed
         return x + self.mlp(self.ln_2(x)), new
 
 
@@ -154,9 +152,7 @@ class GPT2(nnx.Module):
         positions: Int[Array, "row token"],
         mask: Bool[Array, "row token seen"],
         past: KeysValues | None = None,
-        *,
-        wanted: int | None = None,
-    ) -> tuple[Float[Array, "row wanted n_embd"], KeysValues]:
+    ) -> tuple[Float[Array, "row token n_embd"], KeysValues]:
         """Runs the blocks over new tokens.
 
         Args:
@@ -164,32 +160,21 @@ class GPT2(nnx.Module):
           positions: of each token in its own sequence, below `n_positions`.
           mask: what each token attends to; `seen` runs over the tokens of `past`, then over the new ones.
           past: keys and values of tokens seen before.
-          wanted: of how many of the last tokens hidden states are asked for; all if None. In the last block the
-            others only have keys and values.
-
-        One block is compiled, and read in a loop, for all but the last.
 
         Returns:
           The final, normalized hidden states and the keys and values of the new tokens.
         """
         graph, params = nnx.split(self.h)
-        last = jax.tree.leaves(params)[0].shape[0] - 1
 
-        def read(
-            x: Array, layer: tuple[PyTree, KeysValues | None, int | Array], mask: Array = mask
-        ) -> tuple[Array, Any]:
+        def read(x: Array, layer: tuple[PyTree, KeysValues | None, Array]) -> tuple[Array, KeysValues]:
             params, past, number = layer
-            out: tuple[Array, KeysValues] = nnx.merge(graph, params)(x, mask, past, number)
-            return out
+            block: Block = nnx.merge(graph, params)
+            return block(x, mask, past, number)
 
+        layers = jnp.arange(jax.tree.leaves(params)[0].shape[0])
         x = self.wte(tokens) + self.wpe(positions)  # [row, token, n_embd]
-        x, cache = lax.scan(read, x, (*jax.tree.map(lambda leaf: leaf[:last], (params, past)), jnp.arange(last)))
-        x, new = read(
-            x,
-            (*jax.tree.map(lambda leaf: leaf[last], (params, past)), last),
-            mask if wanted is None else mask[:, -wanted:],
-        )
-        return self.ln_f(x), jax.tree.map(lambda xs, x: jnp.concatenate([xs, x[None]]), cache, new)
+        x, cache = lax.scan(read, x, (params, past, layers))
+        return self.ln_f(x), cache
 
     def logits(self, hidden: Float[Array, "*row n_embd"]) -> Float[Array, "*row vocab"]:
         """Next-token logits, accumulated in float32."""

@@ -20,7 +20,7 @@ import numpy as np
 from flax import nnx
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
-from jaxtyping import Array, Bool, Float, Int, PyTree, Shaped
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxrl_mini.histories import enumerate_histories, in_chunks
 from jaxrl_mini.placement import ONE_DEVICE, Placement
@@ -74,51 +74,42 @@ def score(
       context: what was read before; nothing if None.
 
     Returns:
-      Sums of the candidates' log-probabilities, and keys and values of `tokens`; of one segment, in its order.
+      Sums of the candidates' log-probabilities, and keys and values of the first segment's tokens.
     """
     rows, steps, width = tokens.shape
     nodes = len(tree.tokens)
     before = 0 if context is None else context.length[:, None]  # [row, 1]
     ends = before + jnp.cumsum(lengths, axis=1)  # [row, step]: position after each segment
+    packed = jnp.concatenate([tokens, jnp.broadcast_to(tree.tokens, (rows, steps, nodes))], axis=2)
     offsets = np.concatenate([np.arange(-width, 0), tree.depths - 1])  # [slot]: positions relative to the end
     positions = jnp.maximum(ends[..., None] + offsets, 0)  # [row, step, slot]
     real = offsets >= -lengths[..., None]  # [row, step, slot]
-    slots = jnp.concatenate([tokens, jnp.broadcast_to(tree.tokens, (rows, steps, nodes))], axis=2)
-    packed, positions, real = (_in_order(array, width) for array in (slots, positions, real))  # [row, place]
-    mask = jnp.asarray(_packed_mask(steps, width, tree)) & real[:, None]  # [row, query, key]
+    mask = jnp.asarray(_packed_mask(steps, width, tree)) & real.reshape(rows, 1, -1)  # [row, query, key]
     if context is not None:
         past = jnp.broadcast_to(context.visible[:, None], (rows, mask.shape[1], context.visible.shape[1]))
         mask = jnp.concatenate([past, mask], axis=2)
     with jax.default_matmul_precision("float32"):
-        wanted, past_cache = steps * (1 + nodes), context and context.cache
-        hidden, cache = network(packed, positions, mask, past_cache, wanted=wanted)
-        parts = (part.reshape(rows, steps, -1, hidden.shape[-1]) for part in jnp.split(hidden, [steps], axis=1))
-        logits = network.logits(jnp.concatenate([*parts], axis=2))  # [row, step, node, vocab]
+        hidden, cache = network(packed.reshape(rows, -1), positions.reshape(rows, -1), mask, context and context.cache)
+        # A segment's last column is the cue's last token, node 0 of the tree.
+        hidden = hidden.reshape(rows, steps, width + nodes, -1)[:, :, width - 1 :]  # [row, step, node, n_embd]
+        logits = network.logits(hidden)  # [row, step, node, vocab]
         normalizers = jax.nn.logsumexp(logits, axis=-1)  # [row, step, node]
         edges = logits[..., tree.edge_nodes, tree.edge_tokens] - normalizers[..., tree.edge_nodes]
         scores = edges @ tree.paths.T  # [row, step, candidate]
-    return scores, jax.tree.map(lambda x: x[:, :, : steps * width], cache)
-
-
-def _in_order(slots: Shaped[AnyArray, "row step slot"], width: int) -> Shaped[AnyArray, "row place"]:
-    """The order of a packed row: all segments but for their last tokens, those (node 0 of each tree), all trees.
-
-    What is scored stands at the end, so that the last block computes nothing else.
-    """
-    cuts = ((0, width - 1), (width - 1, width), (width, slots.shape[2]))
-    parts = [slots[:, :, first:last].reshape(len(slots), -1) for first, last in cuts]
-    return slots.__array_namespace__().concatenate(parts, axis=1)
+    return scores, jax.tree.map(lambda x: x[:, :, :width], cache)
 
 
 def _packed_mask(steps: int, width: int, tree: TokenTree) -> np.ndarray:
-    """Whether a query sees a key, both in the order of a packed row."""
+    """Whether a query sees a key; both run over (step, slot), slots being a segment's tokens, then the tree's nodes."""
     slots = width + len(tree.tokens)
     own = np.zeros((slots, slots), bool)  # inside one step
     own[:, :width] = np.tri(slots, width, dtype=bool)
     own[width:, width:] = tree.visible
-    step, slot = (_in_order(index[None], width)[0] for index in np.indices((steps, slots)))
-    earlier = (step[:, None] > step) & (slot < width)  # of an earlier step only the segment is seen, not its tree
-    return ((step[:, None] == step) & own[slot[:, None], slot]) | earlier
+    earlier = np.arange(slots) < width  # of an earlier step only the segment is seen, not its tree
+    step = np.arange(steps)
+    mask = np.where((step[:, None] == step)[:, None, :, None], own[None, :, None, :], False)
+    mask |= (step[:, None] > step)[:, None, :, None] & earlier
+    return mask.reshape(steps * slots, steps * slots)
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,7 +228,9 @@ class LanguagePolicy:
         tokens, lengths = self._segment(
             np.maximum(histories.step - 1, 0), histories.variant[histories.parent], histories.action
         )
-        everything, fewer = (in_chunks(wanted, HISTORIES_AT_ONCE) for wanted in (True, histories.can_succeed))
+        everything, fewer = (
+            in_chunks(wanted, HISTORIES_AT_ONCE) for wanted in (histories.step >= 0, histories.can_succeed)
+        )
         order = jnp.where(can_succeed, np.resize(fewer, everything.shape), everything)
         first, opening = self.read_opening(params)
         context = opening.repeat(HISTORIES_AT_ONCE)
