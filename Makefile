@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: train train-lm test lint results lock
+.PHONY: train train-lm test lint results fleet lock
 
 train: $(VENV)/train.stamp
 	$(BIN)/python -m jaxrl_mini.train --seed 7
@@ -36,6 +36,13 @@ results: $(VENV)/train.stamp
 	for method in grpo rs-sft; do for seed in 7 19 42; do \
 	  $(BIN)/python -m jaxrl_mini.train --method $$method --seed $$seed --output results/$$method-seed-$$seed.json || exit 1; \
 	done; done
+
+# 10,000 seeds of each method: the README's picture of them and their statistics.
+fleet: $(VENV)/test.stamp
+	$(BIN)/python -m jaxrl_mini.sweep --method grpo rs-sft --seeds 10000 --history-every 5 --output sweeps/article
+	$(BIN)/python -m jaxrl_mini.sweep summary sweeps/article --json | $(BIN)/python -m json.tool > results/fleet/summary.json
+	$(BIN)/python -m jaxrl_mini.report sweeps/article --output sweeps/article.html --figures sweeps/figures --overwrite
+	cp sweeps/figures/exact_success_rate.png results/fleet/learning-curves.png
 
 # Renews the exact versions from the ranges in pyproject.toml.
 lock:
