@@ -29,12 +29,13 @@ EPILOG = (
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Runs the command that the first argument names with the others, and exits as it does."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    parser = commandline.Parser("jaxrl-mini", description=jaxrl_mini.__doc__.splitlines()[0], epilog=EPILOG)
-    parser.add_argument("--version", action="version", version=f"jaxrl-mini {jaxrl_mini.__version__}")
-    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help="one of those below")
-    command = parser.parse_args(arguments[:1]).command
-    module = importlib.import_module(f"jaxrl_mini.{command}")
-    commandline.run_command(module.main, arguments[1:])
+    with commandline.called_as("jaxrl-mini "):
+        parser = commandline.Parser("", description=jaxrl_mini.__doc__.splitlines()[0], epilog=EPILOG)
+        parser.add_argument("--version", action="version", version=f"jaxrl-mini {jaxrl_mini.__version__}")
+        parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help="one of those below")
+        command = parser.parse_args(arguments[:1]).command
+        module = importlib.import_module(f"jaxrl_mini.{command}")
+        commandline.run_command(module.main, arguments[1:])
 
 
 if __name__ == "__main__":

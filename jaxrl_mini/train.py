@@ -28,7 +28,7 @@ def default_output(config: Config) -> str:
 
 def main(arguments: list[str]) -> None:
     """Parses, trains, writes."""
-    parser = commandline.Parser("python -m jaxrl_mini.train", description="Trains a policy.", epilog=EXAMPLES)
+    parser = commandline.Parser("train", description="Trains a policy.", epilog=EXAMPLES)
     commandline.add_config_flags(parser)
     commandline.add_device_flag(parser)
     parser.add_argument(

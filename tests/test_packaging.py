@@ -4,6 +4,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 import tarfile
@@ -59,13 +60,46 @@ def test_what_is_no_command_is_one_line_and_exit_2(capsys, arguments):
     assert "COMMAND" in captured.err or arguments[0] in captured.err
 
 
-@pytest.mark.parametrize("command", [None, *console.COMMANDS])
+COMMANDS = ["", *console.COMMANDS, "sweep summary"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_help_answers_without_importing_what_takes_time(command):
-    done = process("-X", "importtime", "-m", "jaxrl_mini", *([command] if command else []), "--help")
-    assert done.returncode == 0 and done.stdout.startswith("usage: ")
+    done = process("-X", "importtime", "-m", "jaxrl_mini", *command.split(), "--help")
+    assert done.returncode == 0 and done.stdout.startswith(f"usage: {f'jaxrl-mini {command}'.strip()} [-h]")
     imported = {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines()}
     assert "jaxrl_mini.commandline" in imported
-    assert not imported & {"jax", "scipy", "optax", "flax", "transformers", "tqdm", "pyarrow", "matplotlib"}
+    slow = {"jax", "numpy", "scipy", "optax", "flax", "transformers", "tqdm", "pyarrow", "matplotlib"}
+    assert not imported & slow
+
+
+def help_of(main, arguments, capsys) -> str:
+    with pytest.raises(SystemExit) as ending:
+        main([*arguments, "--help"])
+    assert ending.value.code == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", COMMANDS[1:])
+def test_help_shows_examples_and_names_commands_as_they_were_called(command, capsys):
+    name, *more = command.split()
+    by_module = help_of(importlib.import_module(f"jaxrl_mini.{name}").main, more, capsys)
+    by_console = help_of(console.main, [name, *more], capsys)
+    assert "\nexamples:\n  python -m jaxrl_mini." in by_module and "\nexamples:\n  jaxrl-mini " in by_console
+    assert f"  python -m jaxrl_mini.{command}" in by_module and f"  jaxrl-mini {command}" in by_console
+    assert by_module.startswith(f"usage: python -m jaxrl_mini.{command} ") and "python -m" not in by_console
+
+
+def test_the_same_option_means_the_same_kind_of_value_everywhere(capsys):
+    """What stands after an option in the help, where several commands have it."""
+    kinds: dict[str, set[str]] = {}
+    for command in COMMANDS[1:]:
+        name, *more = command.split()
+        text = help_of(importlib.import_module(f"jaxrl_mini.{name}").main, more, capsys)
+        for option, value in re.findall(r"^  (--[\w-]+)(?: ([\w.]+|\{[\w,-]+\}))?(?= |$)", text, re.MULTILINE):
+            kinds.setdefault(option, set()).add(value)
+    same = {option: values for option, values in kinds.items() if option != "--output"}  # a file or a folder
+    assert len(same) > 20 and {option: values for option, values in same.items() if len(values) > 1} == {}
 
 
 # The version and the citation
