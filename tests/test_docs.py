@@ -43,6 +43,31 @@ def test_what_the_page_on_extending_shows_works(section, tmp_path):
         assert done.returncode == 0, done.stderr
 
 
+# The notebook
+
+
+def test_the_notebook_prints_what_stands_in_it(tmp_path):
+    """Its cells run from top to bottom in one process; numbers may differ as far as another machine's rounding goes."""
+    blocks = BLOCK.findall((ROOT / "docs/first-run.md").read_text())
+    assert [language for language, _ in blocks] == ["python", "text"] * (len(blocks) // 2)
+    mark = "-- end of cell --"
+    program = f"print({mark!r})\n".join(text for language, text in blocks if language == "python")
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    shown = [text.strip() for language, text in blocks if language == "text"]
+    for printed, text in zip(done.stdout.split(mark), shown, strict=True):
+        assert words(printed) == words(text)
+        assert numbers(printed) == pytest.approx(numbers(text), rel=0.02, abs=0.01)
+
+
+def words(text: str) -> list[str]:
+    return re.sub(r"[\d.#]+", "", text).split()
+
+
+def numbers(text: str) -> list[float]:
+    return [float(number) for number in re.findall(r"\d+(?:\.\d+)?", text)]
+
+
 # Commands
 
 
