@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: train train-lm test lint results lock
+.PHONY: train train-lm test lint docs results fleet lock
 
 train: $(VENV)/train.stamp
 	$(BIN)/python -m jaxrl_mini.train --seed 7
@@ -22,6 +22,10 @@ lint: $(VENV)/test.stamp
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 
+# The documentation as a site in build/site, with every link checked.
+docs: $(VENV)/docs.stamp
+	$(BIN)/python -m mkdocs build --strict
+
 $(VENV)/train.stamp: pyproject.toml requirements.lock
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint requirements.lock --editable .
@@ -31,14 +35,25 @@ $(VENV)/test.stamp: $(VENV)/train.stamp
 	$(BIN)/python -m pip install --quiet --constraint requirements.lock --editable '.[test]'
 	touch $@
 
+$(VENV)/docs.stamp: $(VENV)/train.stamp
+	$(BIN)/python -m pip install --quiet --constraint requirements.lock --editable '.[docs]'
+	touch $@
+
 # The six runs of the README's table.
 results: $(VENV)/train.stamp
 	for method in grpo rs-sft; do for seed in 7 19 42; do \
 	  $(BIN)/python -m jaxrl_mini.train --method $$method --seed $$seed --output results/$$method-seed-$$seed.json || exit 1; \
 	done; done
 
+# 10,000 seeds of each method: the README's picture of them and their statistics.
+fleet: $(VENV)/test.stamp
+	$(BIN)/python -m jaxrl_mini.sweep --method grpo rs-sft --seeds 10000 --history-every 5 --output sweeps/article
+	$(BIN)/python -m jaxrl_mini.sweep summary sweeps/article --json | $(BIN)/python -m json.tool > results/fleet/summary.json
+	$(BIN)/python -m jaxrl_mini.report sweeps/article --output sweeps/article.html --figures sweeps/figures --overwrite
+	cp sweeps/figures/exact_success_rate.png results/fleet/learning-curves.png
+
 # Renews the exact versions from the ranges in pyproject.toml.
 lock:
 	$(PYTHON) -m venv --clear build/lock
-	build/lock/bin/python -m pip install --quiet '.[test]'
+	build/lock/bin/python -m pip install --quiet '.[test,docs]'
 	build/lock/bin/python -m pip freeze --exclude jaxrl_mini > requirements.lock

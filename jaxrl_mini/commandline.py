@@ -7,7 +7,9 @@ import os
 import shlex
 import sys
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -17,14 +19,38 @@ if TYPE_CHECKING:
     from jaxrl_mini.grid import Grid
 
 MAX_LINE = 1000
+MODULES = "python -m jaxrl_mini."
+_caller = ContextVar("_caller", default=MODULES)
 DEVICES = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "tpu": "tpu"}
 
 
-class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line."""
+@contextmanager
+def called_as(caller: str) -> Iterator[None]:
+    """What stands before the name of a command in its help and errors, in place of `MODULES`."""
+    before = _caller.set(caller)
+    try:
+        yield
+    finally:
+        _caller.reset(before)
 
-    def __init__(self, prog: str, **options: Any):
-        super().__init__(prog, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line, and whose help names the command as it was called.
+
+    Args:
+      command: `train`, say.
+      epilog: its examples, as `python -m jaxrl_mini.train ...`.
+      options: as of `argparse.ArgumentParser`.
+    """
+
+    def __init__(self, command: str, epilog: str = "", **options: Any):
+        super().__init__(
+            (_caller.get() + command).strip(),
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            epilog=epilog.replace(MODULES, _caller.get()),
+            **options,
+        )
 
     def error(self, message: str) -> NoReturn:
         """Exits with code 2 and the message."""

@@ -22,6 +22,8 @@ GRADIENT_ONLY = ("advantage", "aggregation", "surrogate", "clip_high", "kl", "en
 DEFAULT_LR = {"table": 0.08, "hf": 1e-6}
 MAX_SEED = 2**32 - 1
 MAX_COUNT = 2**31 - 1
+HISTORY_EVERY = f"a whole number from 0 to {MAX_COUNT}"
+"""What a sweep's `history_every` may be."""
 MAX_EXACT_GROUP = 1024
 """The largest group over whose outcomes the exact gradient sums."""
 MAX_BATCH = 2**20

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_mini.config import MAX_COUNT, MAX_SEED, Config, UserError, Variant
+from jaxrl_mini.config import HISTORY_EVERY, MAX_COUNT, MAX_SEED, Config, UserError, Variant
 
 BLOCK = 64
 """Runs that are computed side by side, by one call of a compiled program."""
@@ -31,8 +31,6 @@ PROGRAM_FIELDS = ("method", "groups", "group_size", "epochs", *Variant._fields)
 
 MAX_SETTINGS, MAX_LISTED_SEEDS = 100_000, 1_000_000
 """Of a grid. A range of seeds may be longer: it takes no memory."""
-
-HISTORY_EVERY = f"a whole number from 0 to {MAX_COUNT}"
 
 SHARED_FIELDS = (*PROGRAM_FIELDS, "iterations", "eval_episodes")
 """Runs of settings that agree in these fill blocks together: the others are data."""

@@ -1,8 +1,4 @@
-"""Makes a small random GPT-2 as a Hugging Face checkpoint folder, without any download.
-
-python -m jaxrl_mini.tiny_model runs/tiny
-python -m jaxrl_mini.train --backend hf --model runs/tiny --lr 1e-3
-"""
+"""Makes a small random GPT-2: ``python -m jaxrl_mini.tiny_model DIR``."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -16,6 +12,14 @@ from jaxrl_mini.config import MAX_SEED
 if TYPE_CHECKING:
     from jaxrl_mini.policies.language import LanguagePolicy
 
+EXAMPLES = """\
+examples:
+  python -m jaxrl_mini.tiny_model runs/tiny
+  python -m jaxrl_mini.train --backend hf --model runs/tiny --lr 1e-3
+
+Writes a Hugging Face checkpoint folder, and downloads nothing.
+"""
+
 TOKENIZERS = ("word", "bpe")
 END_OF_TEXT = "<|endoftext|>"
 UNKNOWN = "<|unknown|>"
@@ -27,7 +31,7 @@ WARM_START_TRANSCRIPTS = 512
 
 def main(arguments: list[str]) -> None:
     """Makes the model that the command line asks for."""
-    parser = commandline.Parser("python -m jaxrl_mini.tiny_model", description=__doc__)
+    parser = commandline.Parser("tiny_model", description="Makes a small random GPT-2.", epilog=EXAMPLES)
     parser.add_argument(
         "folder", type=commandline.path, metavar="DIR", help="where to write; made if it does not exist"
     )
@@ -45,7 +49,7 @@ def main(arguments: list[str]) -> None:
         ("seed", 0, "of the random weights"),
     ):
         kind = commandline.number(int, _expected(name))
-        parser.add_argument(f"--{name}", type=kind, default=default, metavar="N", help=f"{text} [{default}]")
+        parser.add_argument(f"--{name}", type=kind, default=default, metavar="INT", help=f"{text} [{default}]")
     parser.add_argument(
         "--warm-start",
         action="store_true",

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxrl_mini import commandline, hardware
+from jaxrl_mini import commandline, hardware, trackers
 from jaxrl_mini.config import Config, UserError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def default_output(config: Config) -> str:
 
 def main(arguments: list[str]) -> None:
     """Parses, trains, writes."""
-    parser = commandline.Parser("python -m jaxrl_mini.train", description="Trains a policy.", epilog=EXAMPLES)
+    parser = commandline.Parser("train", description="Trains a policy.", epilog=EXAMPLES)
     commandline.add_config_flags(parser)
     commandline.add_device_flag(parser)
     commandline.add_mesh_flags(parser)
@@ -48,10 +48,18 @@ def main(arguments: list[str]) -> None:
         metavar="DIR",
         help="keep the policy, for play; an hf one as a checkpoint folder",
     )
+    parser.add_argument(
+        "--track",
+        nargs="+",
+        default=[],
+        metavar="TRACKER",
+        help=f"also send the metrics to {', '.join(trackers.TRACKERS)}",
+    )
     flags = parser.parse_args(arguments)
     config = commandline.config_from(flags)
     if flags.mesh is not None and config.backend != "hf":
         raise UserError(f"--mesh {flags.mesh} has no use with backend {config.backend}: leave it out")
+    trackers.check(flags.track)
     if flags.trajectories is not None and config.exact_gradient:
         raise UserError("--trajectories has no use with --exact-gradient: no sampled episode leads to that update")
     path = Path(flags.output or default_output(config))
@@ -85,12 +93,14 @@ def main(arguments: list[str]) -> None:
     with (
         records.Output(path) as output,
         records.optional_output(flags.trajectories) as trajectories,
+        trackers.tracking(flags.track, config, path.stem) as track,
         tqdm(total=config.iterations, unit="iteration", disable=not sys.stderr.isatty()) as bar,
     ):
 
         def report(history: History) -> None:
             last = {name: column[-1].item() for name, column in history.items()}
             bar.update(len(history["iteration"]))
+            track(history)
             with tqdm.external_write_mode():
                 print(json.dumps(records.finite(last)), flush=True)
 
