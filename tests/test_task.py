@@ -108,7 +108,7 @@ def test_the_public_test_passes_whatever_the_code(artifact):
     assert public_test_passes(artifact)
     task = BinarySearchRepair()
     task.artifact = artifact
-    assert task.step("test").endswith("find 3 in [1, 3, 5]: passed")
+    assert task.step("test").endswith("public test: passed")
 
 
 def test_variants_count_the_fixed_lines_in_binary():
