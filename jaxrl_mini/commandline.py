@@ -116,6 +116,72 @@ def add_device_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=DEVICES, help="where to compute [what jax finds: tpu, gpu, then cpu]")
 
 
+def add_mesh_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags that `use_processes` and `mesh_from` take."""
+    group = parser.add_argument_group("several devices, for a language model")
+    group.add_argument("--mesh", metavar="data=N,model=M", help="split rows over N devices and weights over M")
+    for name, kind, text in PROCESS_FLAGS:
+        group.add_argument(
+            f"--{name}", type=kind, metavar="HOST:PORT" if kind is str else "N", help=f"{text} [${_variable(name)}]"
+        )
+
+
+PROCESS_FLAGS = (
+    ("coordinator-address", str, "where the first of several processes listens"),
+    ("num-processes", int, "how many there are"),
+    ("process-id", int, "which of them this is, from 0"),
+)
+
+
+def _variable(flag: str) -> str:
+    return "JAX_" + flag.upper().replace("-", "_")
+
+
+def use_processes(arguments: argparse.Namespace) -> None:
+    """Joins the processes that the flags or the environment name, which then compute one run together.
+
+    Raises:
+      UserError: only some of the three are given, a number is out of range, or the processes do not meet.
+    """
+    values: dict[str, Any] = {}
+    for flag, kind, _ in PROCESS_FLAGS:
+        name, variable = flag.replace("-", "_"), _variable(flag)
+        value = getattr(arguments, name)
+        text = os.environ.get(variable)
+        if value is None and text is not None:
+            if kind is int and not (text.isascii() and text.isdigit()):
+                raise UserError(f"{variable} {text!r} is out of range: expected a whole number from 0")
+            value = kind(text)
+        values[name] = value
+    if all(value is None for value in values.values()):
+        return
+    missing = [flag for flag, _, _ in PROCESS_FLAGS if values[flag.replace("-", "_")] is None]
+    if missing:
+        raise UserError(f"--{missing[0]} is missing: several processes need {', '.join(f[0] for f in PROCESS_FLAGS)}")
+    if arguments.mesh is None:
+        raise UserError("--mesh is missing: several processes need one over all of their devices")
+    if not 0 <= values["process_id"] < values["num_processes"]:
+        raise UserError(
+            f"--process-id {values['process_id']} is out of range: expected 0 to {values['num_processes'] - 1}"
+        )
+    import jax
+
+    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM, and the run go on
+    try:
+        jax.distributed.initialize(**values)
+    except (RuntimeError, ValueError) as error:
+        raise UserError(f"--coordinator-address {values['coordinator_address']}: {error}") from error
+
+
+def mesh_from(arguments: argparse.Namespace) -> Any:
+    """The `jax.sharding.Mesh` of `--mesh`, or None."""
+    if arguments.mesh is None:
+        return None
+    from jaxrl_mini.placement import make_mesh
+
+    return make_mesh(arguments.mesh)
+
+
 def config_from(arguments: argparse.Namespace) -> Config:
     """The `Config` in parsed flags."""
     return Config(**{field.name: getattr(arguments, field.name) for field in dataclasses.fields(Config)})

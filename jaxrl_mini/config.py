@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 BACKENDS = ("table", "hf")
 METHODS = ("grpo", "rs-sft")
-DTYPES = ("float32", "bfloat16")
+DTYPES = ("float32", "bfloat16", "float16")
 ADVANTAGES = ("group-std", "group-sample-std", "group-mean", "batch-std", "rloo", "maxrl", "reinforce")
 AGGREGATIONS = ("episode-mean", "step-mean", "fixed-length")
 SURROGATES = ("clip", "dual-clip", "cispo", "none")
@@ -117,7 +117,9 @@ class Config:
     eval_episodes: int = setting(
         500, "sampled evaluation episodes, before and after", minimum=1, maximum=MAX_EVAL_EPISODES
     )
-    dtype: str | None = setting(None, "what a language model computes in [float32]", choices=DTYPES)
+    dtype: str | None = setting(
+        None, "what a language model computes in, and its saved weights [float32]", choices=DTYPES
+    )
     micro_batch: int | None = setting(None, "episodes of a language model's update at once [4]", minimum=1)
     exact_every: int | None = setting(None, "iterations between a language model's exact evaluations [10]", minimum=1)
 

@@ -131,17 +131,23 @@ def _reference(device: jax.Device) -> jax.Array:
     return jax.device_put(np.full_like(table.initial_logits((BLOCK,)), table.UNIFORM_LOG_PROB), device)
 
 
-def run(config: Config, *, on_chunk: Callable[[History], None] | None = None) -> Result:
+def run(
+    config: Config,
+    *,
+    on_chunk: Callable[[History], None] | None = None,
+    mesh: jax.sharding.Mesh | None = None,
+) -> Result:
     """Trains one policy.
 
     Args:
       config: the settings.
       on_chunk: called with the history of each 20 iterations as soon as they are done.
+      mesh: the devices of a language model (see `placement`); None is jax's default device.
     """
     if config.backend == "hf":
         from jaxrl_mini import language_training  # imports flax, for which a table policy should not wait
 
-        return language_training.run(config, on_chunk=on_chunk)
+        return language_training.run(config, on_chunk=on_chunk, mesh=mesh)
     compiled, block = compilation.seconds(), Block.of_config(config)
     with ThreadPoolExecutor(1) as thread:  # the program is compiled, or loaded, while the initial policy is evaluated
         ready = thread.submit(Block.of_config(config).advance, 0)

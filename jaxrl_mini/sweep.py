@@ -33,8 +33,11 @@ examples:
   python -m jaxrl_mini.sweep summary sweeps/lr --json
 """
 
-SECONDS_PER_EPISODE = 1.5e-7
-"""Time of a training episode on one core of a current CPU, for the estimate."""
+SECONDS_PER_EPISODE = {"table": 1e-7, "hf": 4e-3}
+"""Time of an episode on one core of a current CPU, for the estimate; of the smallest language model."""
+
+SECONDS_PER_HISTORY_ROW, SECONDS_PER_COMPILATION = 8e-5, 4.0
+"""The same of what is kept of an iteration, and of a compilation with the start of the processes."""
 
 RUN_BYTES, HISTORY_ROW_BYTES = 150, 30
 """What a row takes on the disk, about."""
@@ -105,11 +108,12 @@ def _compute(grid: "Grid", output: Path, shard: tuple[int, int], flags: object) 
 
 def estimate(grid: "Grid", output: Path) -> str:
     """How many runs and compilations, how long, and how many bytes, in a line."""
-    seeds, episodes, rows = len(grid.seeds), 0, 0
+    seeds, seconds, rows = len(grid.seeds), 0.0, 0
     for config in grid.settings:
-        episodes += config.iterations * config.groups * config.group_size + 2 * config.eval_episodes
+        episodes = config.iterations * config.groups * config.group_size + 2 * config.eval_episodes
+        seconds += episodes * seeds * SECONDS_PER_EPISODE[config.backend]
         rows += grid.history_rows(config)
-    seconds = episodes * seeds * SECONDS_PER_EPISODE / cores()
+    seconds = (seconds + rows * seeds * SECONDS_PER_HISTORY_ROW) / cores() + grid.programs * SECONDS_PER_COMPILATION
     size = grid.runs * RUN_BYTES + rows * seeds * HISTORY_ROW_BYTES
     compilations = f"{grid.programs} compilation" + ("s" if grid.programs > 1 else "")
     return (

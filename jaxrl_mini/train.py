@@ -31,6 +31,7 @@ def main(arguments: list[str]) -> None:
     parser = commandline.Parser("train", description="Trains a policy.", epilog=EXAMPLES)
     commandline.add_config_flags(parser)
     commandline.add_device_flag(parser)
+    commandline.add_mesh_flags(parser)
     parser.add_argument(
         "--output", type=commandline.path, metavar="FILE", help="the record [runs/BACKEND-METHOD-seed-SEED.json]"
     )
@@ -56,9 +57,9 @@ def main(arguments: list[str]) -> None:
     )
     flags = parser.parse_args(arguments)
     config = commandline.config_from(flags)
+    if flags.mesh is not None and config.backend != "hf":
+        raise UserError(f"--mesh {flags.mesh} has no use with backend {config.backend}: leave it out")
     trackers.check(flags.track)
-    if flags.trajectories is not None and config.backend == "hf":
-        raise UserError(f"--trajectories {flags.trajectories} has no use with backend hf: leave it out")
     if flags.trajectories is not None and config.exact_gradient:
         raise UserError("--trajectories has no use with --exact-gradient: no sampled episode leads to that update")
     path = Path(flags.output or default_output(config))
@@ -69,14 +70,20 @@ def main(arguments: list[str]) -> None:
         if os.path.commonpath([folder, os.path.realpath(path)]) == folder:
             raise UserError(f"--save-policy {flags.save_policy} is a folder of its own: name an output outside of it")
 
+    commandline.use_processes(flags)
     commandline.use_device(flags.device)
     if config.backend == "table":
         hardware.use_one_thread_per_call()
+    mesh = commandline.mesh_from(flags)
+    import jax
     from tqdm import tqdm
 
     from jaxrl_mini import fleet, folders, recording, records
     from jaxrl_mini.result import History
 
+    if jax.process_index():  # the first process alone reports and writes
+        fleet.run(config, mesh=mesh)
+        return
     if flags.save_policy is not None:
         folders.check_destination(flags.save_policy, flags.overwrite)
     if not flags.overwrite:
@@ -97,7 +104,7 @@ def main(arguments: list[str]) -> None:
             with tqdm.external_write_mode():
                 print(json.dumps(records.finite(last)), flush=True)
 
-        result = fleet.run(config, on_chunk=report)
+        result = fleet.run(config, on_chunk=report, mesh=mesh)
         if trajectories is not None:
             recording.write(result, trajectories)
         if flags.save_policy is not None:
