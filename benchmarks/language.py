@@ -38,6 +38,8 @@ SIZES = {
     "tiny": {"n_layer": 2, "n_embd": 64, "n_head": 2},
     "small": {"n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50257, "n_positions": 1024},
 }
+PLAIN_ACTIONS = {"tiny": 1000, "small": 6}
+"""Actions whose plain rows are scored at once, at most: the logits of more would not fit in memory."""
 MEASURES = ("packed", "rollout", "iteration", "exact", "memory", "pytorch")
 
 
@@ -54,19 +56,20 @@ def model(size: str, dtype: str) -> tuple[LanguagePolicy, Checkpoint]:
     return LanguagePolicy(network, policy.task), remade
 
 
-def timed(function: Callable[..., Any], *arguments: Any, repetitions: int) -> dict[str, float]:
-    """Compiles, runs once, then measures."""
+def timed(function: Callable[..., Any], *arguments: Any, repetitions: int) -> tuple[dict[str, float], Any]:
+    """Compiles, runs once, then measures; also what the function returns."""
     start = time.perf_counter()
     compiled = jax.jit(function).lower(*arguments).compile()
     compile_seconds = time.perf_counter() - start
-    jax.block_until_ready(compiled(*arguments))
+    returned = jax.block_until_ready(compiled(*arguments))
     seconds = []
     for _ in range(repetitions):
         start = time.perf_counter()
         jax.block_until_ready(compiled(*arguments))
         seconds.append(time.perf_counter() - start)
     figures = {"seconds": statistics.median(seconds), "fastest": min(seconds), "slowest": max(seconds)}
-    return {name: round(value, 5) for name, value in {**figures, "compile_seconds": compile_seconds}.items()}
+    figures["compile_seconds"] = compile_seconds
+    return {name: round(value, 5) for name, value in figures.items()}, returned
 
 
 def random_episodes(count: int, seed: int = 0) -> np.ndarray:
@@ -112,10 +115,14 @@ def plain_log_probs(network: Any, params: Any, tokens: Any, starts: Any, ends: A
     return jax.nn.log_softmax(jnp.where(scored, each, 0).sum(axis=1).reshape(-1, len(ACTIONS)))
 
 
-def measure_packed(policy: LanguagePolicy, checkpoint: Checkpoint, episodes: int, repetitions: int) -> dict[str, Any]:
-    """Forward and backward over some episodes: packed against plain."""
+def measure_packed(
+    policy: LanguagePolicy, checkpoint: Checkpoint, episodes: int, repetitions: int, at_once: int
+) -> dict[str, Any]:
+    """Forward and backward over some episodes: packed against plain, which scores so many actions at once."""
     actions = random_episodes(episodes)
     tokens, starts, ends, live = plain_rows(policy, checkpoint.end_of_text, actions)
+    taken = live.shape[1]
+    parts = taken // max(size for size in range(1, at_once + 1) if taken % size == 0)
 
     def plain(params: Any, *rows: Any) -> Any:
         return plain_log_probs(checkpoint.network, params, *rows)
@@ -124,12 +131,24 @@ def measure_packed(policy: LanguagePolicy, checkpoint: Checkpoint, episodes: int
         return policy.log_probs(params, actions)[tuple(live)]
 
     def gradient(function: Any) -> Any:
-        return jax.value_and_grad(lambda params, *rest: function(params, *rest).sum())
+        def summed(params: Any, *rest: Any) -> tuple[Any, Any]:
+            log_probs = function(params, *rest)
+            return log_probs.sum(), log_probs
 
-    params, rows = checkpoint.params, (tokens, starts, ends)
-    difference = jnp.abs(jax.jit(plain)(params, *rows) - jax.jit(packed)(params, actions)).max()
-    slow = timed(gradient(plain), params, *rows, repetitions=max(1, repetitions // 3))
-    fast = timed(gradient(packed), params, actions, repetitions=repetitions)
+        return jax.grad(summed, has_aux=True)
+
+    def plain_gradient(params: Any, *rows: Any) -> Any:
+        def add(total: Any, part: Any) -> tuple[Any, Any]:
+            more, log_probs = gradient(plain)(params, *part)
+            return jax.tree.map(jnp.add, total, more), log_probs
+
+        total, log_probs = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), rows)
+        return total, log_probs.reshape(taken, -1)
+
+    params, rows = checkpoint.params, [array.reshape(parts, -1, *array.shape[1:]) for array in (tokens, starts, ends)]
+    slow, (_, slow_log_probs) = timed(plain_gradient, params, *rows, repetitions=max(1, repetitions // 3))
+    fast, (_, fast_log_probs) = timed(gradient(packed), params, actions, repetitions=repetitions)
+    difference = jnp.abs(slow_log_probs - fast_log_probs).max()
     speedup = round(slow["seconds"] / fast["seconds"], 2)
     return {"speedup": speedup, "max_difference": float(difference), "packed": fast, "plain": slow}
 
@@ -146,8 +165,8 @@ def measure_rollout(policy: LanguagePolicy, checkpoint: Checkpoint, episodes: in
         return actions
 
     uniforms = jax.random.uniform(jax.random.key(0), (MAX_STEPS, episodes))
-    slow = timed(recomputed, checkpoint.params, uniforms, repetitions=max(1, repetitions // 3))
-    fast = timed(lambda *both: policy.sample(*both)[0], checkpoint.params, uniforms, repetitions=repetitions)
+    slow, _ = timed(recomputed, checkpoint.params, uniforms, repetitions=max(1, repetitions // 3))
+    fast, _ = timed(lambda *both: policy.sample(*both)[0], checkpoint.params, uniforms, repetitions=repetitions)
     return {"speedup": round(slow["seconds"] / fast["seconds"], 2), "cached": fast, "recomputed": slow}
 
 
@@ -193,8 +212,8 @@ def measure_exact(policy: LanguagePolicy, checkpoint: Checkpoint, repetitions: i
     histories = enumerate_histories()
     for name, can_succeed in (("all", False), ("can_succeed", True)):
         evaluate = partial(policy.history_log_probs, can_succeed=can_succeed)
-        figures[name] = timed(evaluate, checkpoint.params, repetitions=repetitions)
-        success = expectations(histories, jax.jit(evaluate)(checkpoint.params), accepted).success
+        figures[name], log_probs = timed(evaluate, checkpoint.params, repetitions=repetitions)
+        success = expectations(histories, log_probs, accepted).success
         figures[name] |= {"histories": int(histories.can_succeed.sum()) if can_succeed else 3906, "success": success}
     sample, successes, count = jax.jit(policy.sample), 0, 0
     while count < 20_000:
@@ -224,7 +243,7 @@ def iterate_once(size: str, dtype: str) -> None:
     policy, checkpoint = model(size, dtype)
     sizes = training.Sizes("grpo", groups=1, group_size=8, epochs=2)
     settings = training.Settings(*map(jnp.float32, (1e-6, 0.2, 0.02)))
-    state = training.initial_state(jax.tree.map(jnp.copy, checkpoint.params))
+    state = training.initial_state(checkpoint.params)
     iteration(policy, state, sizes, settings, 0, np.ones((1, 4), bool))
     device = jax.devices()[0].memory_stats() or {}
     host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
@@ -261,7 +280,9 @@ def main() -> None:
     policy, checkpoint = model(flags.size, flags.dtype)
     where = {"size": flags.size, "dtype": flags.dtype, "device": jax.devices()[0].device_kind, "cores": cores()}
     run = {
-        "packed": lambda: measure_packed(policy, checkpoint, flags.episodes, flags.repetitions),
+        "packed": lambda: measure_packed(
+            policy, checkpoint, flags.episodes, flags.repetitions, PLAIN_ACTIONS[flags.size]
+        ),
         "rollout": lambda: measure_rollout(policy, checkpoint, flags.episodes, flags.repetitions),
         "iteration": lambda: measure_iteration(policy, checkpoint, flags.repetitions),
         "exact": lambda: measure_exact(policy, checkpoint, max(1, flags.repetitions // 3)),

@@ -181,12 +181,15 @@ class Run:
         for name, size in (("--micro-batch", self.micro_batch), ("batch of", config.groups * config.group_size)):
             if size % placement.data:
                 raise UserError(f"{name} {size} cannot be split over data={placement.data}: expected a multiple of it")
-        policy, self.checkpoint = loaded or load_policy(str(config.model), config.dtype or "float32")
+        policy, read = loaded or load_policy(str(config.model), config.dtype or "float32")
         self.policy = policy if mesh is None else dataclasses.replace(policy, placement=placement)
         self.sizes = Sizes(config.method, config.groups, config.group_size, config.epochs, config.variant)
         self.settings = jax.tree.map(lambda value: np.array(value, np.float32), Settings.of(config))
         self.seed = np.array(config.seed, np.uint32)
-        self.state = placement.put_weights(training.initial_state(jax.tree.map(jnp.copy, self.checkpoint.params)))
+        # The steps use up the weights' buffers; those that another run starts from, too, stay.
+        params = read.params if loaded is None else jax.tree.map(jnp.copy, read.params)
+        self.state = placement.put_weights(training.initial_state(params))
+        self._read = dataclasses.replace(read, params=None)
         self.iteration = 0
         self.reference = self.history_log_probs()
 
@@ -228,9 +231,9 @@ class Run:
         actions = jnp.asarray(episodes.actions.reshape(MAX_STEPS, -1), jnp.int32)
         return np.asarray(log_probs(self.policy, self.state.params, actions))
 
-    def weights(self) -> PyTree:
-        """The weights now, whole on every device."""
-        return jax.jit(self.policy.placement.whole)(self.state.params)
+    def checkpoint(self) -> Checkpoint:
+        """The model now, its weights whole on every device."""
+        return dataclasses.replace(self._read, params=jax.jit(self.policy.placement.whole)(self.state.params))
 
     def history_log_probs(self, can_succeed: bool = False) -> Float[np.ndarray, "history action"]:
         """Log-probabilities of the policy now after every history, or every one that can still succeed."""
@@ -295,7 +298,7 @@ def run(
     after = one.evaluate()
     elapsed, compiled = time.perf_counter() - started, compilation.seconds() - compiled
     timing = {"train_and_final_eval_seconds": elapsed, "compile_seconds": compiled, "run_seconds": elapsed - compiled}
-    trained = dataclasses.replace(one.checkpoint, params=one.weights())
+    trained = one.checkpoint()
     return Result(
         config,
         before,

@@ -34,7 +34,7 @@ print(json.dumps({
     "shards": [list(array.sharding.shard_shape(array.shape)) for array in (kernel, after, moment)],
     "shapes": [list(array.shape) for array in (kernel, after, moment)],
     "refused": refused,
-    "whole": run.weights()["wte"]["embedding"][...].is_fully_replicated,
+    "whole": run.checkpoint().params["wte"]["embedding"][...].is_fully_replicated,
 }))
 """
 

@@ -96,7 +96,7 @@ def score(
         normalizers = jax.nn.logsumexp(logits, axis=-1)  # [row, step, node]
         edges = logits[..., tree.edge_nodes, tree.edge_tokens] - normalizers[..., tree.edge_nodes]
         scores = edges @ tree.paths.T  # [row, step, candidate]
-    return scores, jax.tree.map(lambda x: x[:, :, :width], cache)
+    return scores, jax.tree.map(lambda x: x[..., :width, :], cache)
 
 
 def _packed_mask(steps: int, width: int, tree: TokenTree) -> np.ndarray:
@@ -170,7 +170,7 @@ class LanguagePolicy:
         opened = opening.visible.shape[1]
         room = (MAX_STEPS - 1) * width
         context = Context(
-            jax.tree.map(lambda x: jnp.pad(x, [(0, 0), (0, 0), (0, room), (0, 0), (0, 0)]), opening.cache),
+            jax.tree.map(lambda x: jnp.pad(x, [(0, 0), (0, 0), (0, 0), (0, room), (0, 0)]), opening.cache),
             jnp.pad(opening.visible, [(0, 0), (0, room)]),
             opening.length,
         ).repeat(episodes)
@@ -194,7 +194,7 @@ class LanguagePolicy:
             scores, new = score(network, self.task.tree, tokens[:, None], lengths[:, None], context)
             at = opened + (step - 1) * width
             context = Context(
-                jax.tree.map(lambda x, y: lax.dynamic_update_slice_in_dim(x, y, at, axis=2), context.cache, new),
+                jax.tree.map(lambda x, y: lax.dynamic_update_slice_in_dim(x, y, at, axis=3), context.cache, new),
                 lax.dynamic_update_slice_in_dim(
                     context.visible, jnp.arange(width) >= width - lengths[:, None], at, axis=1
                 ),
@@ -235,11 +235,16 @@ class LanguagePolicy:
         first, opening = self.read_opening(params)
         context = opening.repeat(HISTORIES_AT_ONCE)
 
+        def joined(
+            x: Float[Array, "layer row page head token feature"],
+        ) -> Float[Array, "layer row head token feature"]:
+            return jnp.moveaxis(x, 2, 3).reshape(*x.shape[:2], x.shape[3], -1, x.shape[5])
+
         def read(i: Array, carry: tuple[Array, KeysValues]) -> tuple[Array, KeysValues]:
             log_probs, pages = carry  # a page is a history's segment; the empty history is the opening and has none
             these = self.placement.rows(order[i], axis=0)
             ancestors = jnp.asarray(histories.ancestors)[these]
-            past = jax.tree.map(lambda x: x[:, ancestors].reshape(len(x), len(these), -1, *x.shape[3:]), pages)
+            past = jax.tree.map(lambda x: joined(x[:, ancestors]), pages)
             own = jnp.where(ancestors > 0, lengths[ancestors], 0)  # [row, ancestor]
             seen = jnp.arange(width) >= width - own[..., None]  # [row, ancestor, token]
             scores, new = score(
@@ -248,7 +253,7 @@ class LanguagePolicy:
                 tokens[these][:, None],
                 lengths[these][:, None],
                 Context(
-                    jax.tree.map(lambda x, y: jnp.concatenate([x, y], axis=2), context.cache, past),
+                    jax.tree.map(lambda x, y: jnp.concatenate([x, y], axis=3), context.cache, past),
                     jnp.concatenate([context.visible, seen.reshape(len(these), -1)], axis=1),
                     context.length + own.sum(1),
                 ),
@@ -259,7 +264,9 @@ class LanguagePolicy:
             return log_probs.at[these].set(jax.nn.log_softmax(scores[:, 0])), kept
 
         parents = int(histories.ancestors.max()) + 1
-        pages = jax.tree.map(lambda x: jnp.zeros((len(x), parents, width, *x.shape[3:]), x.dtype), opening.cache)
+        pages = jax.tree.map(
+            lambda x: jnp.zeros((len(x), parents, x.shape[2], width, x.shape[4]), x.dtype), opening.cache
+        )
         log_probs = jnp.full((len(histories.step), len(ACTIONS)), -np.log(len(ACTIONS)), jnp.float32)
         log_probs = log_probs.at[0].set(jax.nn.log_softmax(first))
         return lax.fori_loop(0, jnp.where(can_succeed, len(fewer), len(everything)), read, (log_probs, pages))[0]
