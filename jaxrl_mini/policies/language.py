@@ -237,7 +237,7 @@ class LanguagePolicy:
 
         def joined(
             x: Float[Array, "layer row page head token feature"],
-        ) -> Float[Array, "layer row head token feature"]:
+        ) -> Float[Array, "layer row head key feature"]:
             return jnp.moveaxis(x, 2, 3).reshape(*x.shape[:2], x.shape[3], -1, x.shape[5])
 
         def read(i: Array, carry: tuple[Array, KeysValues]) -> tuple[Array, KeysValues]:
