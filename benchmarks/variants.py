@@ -67,8 +67,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
         }.items()
     },
 }
-"""Without the KL, the size of an advantage has nothing to hold against. With two steps on a batch no ratio of the default
-leaves its bounds; with eight they do."""
+"""Without the KL, the size of an advantage has nothing to hold against. With two steps on a batch no ratio of the
+default leaves its bounds; with eight they do."""
 
 OTHERS: dict[str, tuple[str, ...]] = {
     "rloo, fixed-length": ("rloo",),
