@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks import variants
 from jaxrl_mini import __main__ as console
 from jaxrl_mini import bias, evaluation, objective
 from jaxrl_mini.commandline import Parser
@@ -174,6 +175,91 @@ def sentences() -> dict[str, str]:
     }
 
 
+METRICS = dict(zip(("success", "to 90", "actions", "entropy"), variants.METRICS, strict=True))
+SAID_BY_README = ("variants", "unbiased", "with KL", "without KL", "cispo", "public test", "shuffled")
+
+
+def findings() -> dict[str, str]:
+    """What the page on the estimators says of their study, as the study says it."""
+    study = results("variants/variants")
+    of, controls, at = study["variants"], study["controls"], variants.JUDGED_AT
+
+    def mean(label: str, metric: str) -> float:
+        return of[label][METRICS[metric]]["mean"]
+
+    def gap(label: str, other: str, metric: str) -> str:
+        found, digits = of[label][METRICS[metric]]["minus"][other], 5 if metric == "success" else 2
+        low, high = found["interval"]
+        return f"{found['mean']:+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f})"
+
+    def judged(after: int, estimator: str, aggregation: str = "episode-mean", what: str = "success") -> dict:
+        wanted = (f"after {after}", what, estimator, aggregation)
+        keys = ("policy", "what", "advantage" if what == "success" else "kl", "aggregation")
+        (row,) = (row for row in study["estimators"] if tuple(row[key] for key in keys) == wanted)
+        return row
+
+    same = [(name, "default") for name in ("clip-high 0.28", "dual-clip", "cispo", "no clip")]
+    for label, other in [*same, ("dual-clip, 8 epochs", "clip, 8 epochs")]:
+        assert not any(of[label][metric]["minus"][other]["seeds_that_differ"] for metric in variants.METRICS)
+    assert of["default"]["ratio_outside_clip"]["highest"] == 0 == controls["constant"]["moved"]
+    assert all(judged(one, "rloo")["cosine"] == judged(one, "group-std")["cosine"] for one in at)
+    assert all(judged(one, "group-std", "fixed-length")["angle"] < 1e-4 for one in at)
+    angles = [judged(one, "group-std")["angle"] for one in at]
+    (exact,) = set(of["exact gradient"][METRICS["to 90"]]["quantiles"].values())
+    k1, scores = judged(10, "k1", what="kl"), controls["shuffled"]["private_success_by_seed"]
+    assert {one["seeds"] for one in controls.values()} == {len(scores)} == {1000}
+    private = {name: one["private_success"]["mean"] for name, one in controls.items()}
+    return {
+        "variants": f"{len(of)} variants with {study['seeds']:,} seeds each",
+        "comparisons": f"all {study['comparisons']:,} comparisons",
+        "angles": f"{judged(10, 'group-std')['angle']:.0f} degrees away from the gradient of the success probability "
+        f"there, and {min(angles):.0f} to {max(angles):.0f} over the four policies",
+        "unbiased": f"`fixed-length` takes {gap('fixed-length', 'default', 'to 90')} iterations more to 90 %, and its "
+        f"final success differs by {gap('fixed-length', 'default', 'success')}",
+        "signal": f"{judged(10, 'group-std')['signal_to_noise']:.3f} against "
+        f"{judged(10, 'group-std', 'fixed-length')['signal_to_noise']:.3f}",
+        "reinforce": f"`reinforce`, {judged(100, 'reinforce')['angle']:.0f} degrees away at the last of them, ends "
+        f"higher than all others with a KL: {mean('reinforce', 'success'):.5f}, with "
+        f"{mean('reinforce', 'actions'):.3f} actions",
+        "size": f"{judged(100, 'rloo')['size']:.3f} of the true gradient's size where the default has "
+        f"{judged(100, 'group-std')['size']:.3f}",
+        "with KL": f"final success differs by {gap('rloo', 'default', 'success')}",
+        "without KL": f"{gap('rloo, no KL', 'no KL', 'success')} where neither has a KL",
+        "maxrl": f"remains {gap('maxrl, no KL', 'no KL', 'success')}",
+        "same": f"not one of {study['seeds']:,} seeds differs",
+        "outside": f"{100 * of['clip, 8 epochs']['ratio_outside_clip']['mean']:.0f} % of the sampled actions",
+        "eight": f"{mean('clip, 8 epochs', 'to 90'):.2f} iterations in place of {mean('default', 'to 90'):.2f}",
+        "cispo": f"`cispo` takes {gap('cispo, 8 epochs', 'clip, 8 epochs', 'to 90')} iterations more to 90 % "
+        "than `clip`",
+        "no clip": f"{gap('cispo, 8 epochs', 'no clip, 8 epochs', 'to 90')} more than `none`",
+        "noise": f"90 % after {exact:.0f} iterations, with every seed; the default takes "
+        f"{mean('default', 'to 90'):.2f}",
+        "price": gap("exact gradient", "default", "to 90"),
+        "k1": f"`k1` differs by {gap('k1', 'default', 'success')} from the exact KL and by "
+        f"{gap('k1', 'no KL', 'success')} from no KL",
+        "k1's gradient": f"{100 * k1['size']:.0f} % of the size of the true one and {k1['angle']:.0f} degrees away",
+        "k2": f"`k2` differs by {gap('k2', 'default', 'success')}",
+        "k3": f"`k3` by {gap('k3', 'default', 'success')}",
+        "variance": f"{judged(100, 'k3', what='kl')['variance']:.0f} against "
+        f"{judged(100, 'exact', what='kl')['variance']:.3f}",
+        "public test": f"submits {controls['public-test']['submission_rate']['mean']:.3f} of its episodes and succeeds "
+        f"in {private['public-test']:.3f}, less than the {private['constant']:.3f} of the untrained policy",
+        "shuffled": f"{private['shuffled']:.3f} on average, with a standard deviation of "
+        f"{controls['shuffled']['private_success']['deviation']:.3f}, but seed {np.argmax(scores)} got to "
+        f"{max(scores):.3f}",
+        "noisy": f"{private['noisy:0.2']:.3f} in place of {private['verifier']:.3f}",
+    }
+
+
+def test_what_is_said_of_the_study_of_estimators_is_what_it_found():
+    page, readme = (" ".join(path.read_text().split()) for path in (ROOT / "docs/estimators.md", READMES[0]))
+    for name, sentence in findings().items():
+        assert sentence in page, name
+        assert name not in SAID_BY_README or sentence in readme, name
+    blocks = [text for _, text in BLOCK.findall((ROOT / "docs/estimators.md").read_text())]
+    assert variants.as_text(results("variants/variants")) + "\n" in blocks
+
+
 def test_what_the_readme_says_of_the_results_is_what_they_say():
     text = " ".join(READMES[0].read_text().split())
     for name, sentence in sentences().items():
@@ -227,9 +313,9 @@ def test_no_figure_stands_there_that_nothing_checks(path):
     if path.name in ("extending.md", "first-run.md"):
         return
     checked = COUNTS | {"0.06526491769547325", "3.9906121399176955", "2.645751", "0.377964", "3,906"}
-    checked |= set(FIGURE.findall(" ".join(sentences().values())))
+    checked |= set(FIGURE.findall(" ".join([*sentences().values(), *findings().values()])))
     text = re.sub(r"<!-- results:begin -->.*<!-- results:end -->", "", path.read_text(), flags=re.DOTALL)
-    if path in READMES:
+    if path in READMES or path.name == "estimators.md":
         for _, block in BLOCK.findall(text):
             text = text.replace(block, "")
     assert set(FIGURE.findall(text)) <= checked
