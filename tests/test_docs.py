@@ -307,6 +307,31 @@ def test_what_train_and_play_are_shown_to_print_is_what_they_print(grpo_run):
     assert printed == pytest.approx(np.asarray(probs).tolist(), abs=6e-5)
 
 
+@pytest.mark.parametrize("path", READMES)
+def test_the_table_of_language_model_speed_is_that_of_the_benchmark(path):
+    lines = (ROOT / "results/benchmarks/language-cpu.jsonl").read_text().splitlines()
+    of = {(row["size"], row["measure"]): row for row in map(json.loads, lines)}
+    (packed, small_packed), (rollout, small_rollout) = (
+        [of[size, measure]["speedup"] for size in ("tiny", "small")] for measure in ("packed", "rollout")
+    )
+    pytorch, exact = of["tiny", "pytorch"], of["tiny", "exact"]["all"]
+    rows = [
+        [f"{packed:.0f}", f"{small_packed:.0f}"],
+        [f"{rollout:.1f}", f"{small_rollout:.1f}"],
+        [f"{of['tiny', 'iteration']['seconds']:.2f} s", f"{pytorch['speedup']:.0f}"],
+        [f"{exact['seconds']:.2f} s"],
+        [f"{of['small', 'memory']['host_gigabytes']:.1f} GiB"],
+        [f"{of['tiny', 'iteration']['first_seconds']:.0f} s"],
+    ]
+    text = path.read_text()
+    section = text[text.index("runs/bpe") :]
+    table = [line for line in section.splitlines() if line.startswith("| ")][2 : 2 + len(rows)]
+    for line, figures in zip(table, rows, strict=True):
+        shown = line.split("|", 2)[2]
+        assert all(figure in shown for figure in figures), (line, figures)
+    assert packed > 12 and small_packed > 12 and rollout > 3 and small_rollout > 3 and pytorch["speedup"] > 15
+
+
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_no_figure_stands_there_that_nothing_checks(path):
     """Every figure of three decimals or with thousands; those of programs that run are checked by running them."""

@@ -10,7 +10,6 @@ import pytest
 
 from jaxrl_mini import fleet, recording, records
 from jaxrl_mini.config import Config, UserError
-from jaxrl_mini.language_training import Run
 from jaxrl_mini.placement import make_mesh
 
 FIGURES = ("loss", "mean_kl", "entropy", "gradient_norm", "train_success_rate")
@@ -20,7 +19,7 @@ import json, sys, jax, numpy as np
 from jaxrl_mini.config import Config, UserError
 from jaxrl_mini.language_training import Run
 from jaxrl_mini.placement import make_mesh
-run = Run(Config(backend="hf", model=sys.argv[1], lr=3e-3), make_mesh("data=4,model=2"))
+run = Run(Config(backend="hf", model=sys.argv[1], lr=3e-3, groups=2, group_size=4), make_mesh("data=4,model=2"))
 kernel = run.state.params["h"]["attn"]["c_attn"]["kernel"][...]
 history = [{name: column.item() for name, column in run.advance()[0].items()} for _ in range(2)]
 try:
@@ -39,17 +38,25 @@ print(json.dumps({
 """
 
 
-def test_eight_devices_learn_what_one_learns(tiny_folder):
+def settings(folder, **changes):
+    few = {"groups": 2, "group_size": 4, "iterations": 2, "eval_episodes": 40}
+    return {"backend": "hf", "model": str(folder), "lr": 3e-3, **few} | changes
+
+
+@pytest.fixture(scope="module")
+def alone(tiny_folder):
+    return fleet.run(Config(**settings(tiny_folder)))
+
+
+def test_eight_devices_learn_what_one_learns(tiny_folder, alone):
     flags = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
     shown = subprocess.run(
         [sys.executable, "-c", ON_EIGHT, str(tiny_folder)], env=flags, check=True, capture_output=True, text=True
     )
     eight = json.loads(shown.stdout.splitlines()[-1])
-    one = Run(Config(backend="hf", model=str(tiny_folder), lr=3e-3))
-    for row in eight["history"]:
-        metrics = one.advance()[0]
+    for number, row in enumerate(eight["history"]):
         for name in FIGURES:
-            assert row[name] == pytest.approx(metrics[name].item(), rel=1e-3, abs=1e-5), name
+            assert row[name] == pytest.approx(alone.history[name][number], rel=1e-3, abs=1e-5), name
     assert eight["refused"] == "--micro-batch 6 cannot be split over data=4: expected a multiple of it"
     assert eight["devices"] == 8 and eight["whole"]
     (layers, rows, columns), same, (_, inner, width) = eight["shapes"]
@@ -58,12 +65,11 @@ def test_eight_devices_learn_what_one_learns(tiny_folder):
     assert eight["shards"] == [half, half, [layers, inner // 2, width]]
 
 
-def test_two_processes_learn_what_one_learns(tiny_folder, tmp_path):
+def test_two_processes_learn_what_one_learns(tiny_folder, alone, tmp_path):
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         port = listening.getsockname()[1]
-    settings = {"backend": "hf", "model": str(tiny_folder), "lr": 3e-3, "iterations": 2, "eval_episodes": 40}
-    flags = [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings(tiny_folder).items()]
     flags += ["--mesh", "data=2", "--device", "cpu", "--num-processes", "2"]
     command = [sys.executable, "-m", "jaxrl_mini.train", *flags, "--coordinator-address", f"127.0.0.1:{port}"]
     both = [
@@ -82,7 +88,7 @@ def test_two_processes_learn_what_one_learns(tiny_folder, tmp_path):
             process.kill()
     assert [process.returncode for process in both] == [0, 0], shown
     assert not (tmp_path / "1.json").exists()  # the first alone writes
-    record, alone = records.read(tmp_path / "0.json"), fleet.run(Config(**settings))
+    record = records.read(tmp_path / "0.json")
     for number, row in enumerate(record["history"]):
         for name in FIGURES:
             assert row[name] == pytest.approx(alone.history[name][number], rel=1e-3, abs=1e-5), name
@@ -115,7 +121,7 @@ def test_flags_that_do_not_go_together_are_refused(train_command, flags, message
 
 def test_a_language_models_recording_replays(tiny_folder, tmp_path):
     """Bit for bit, and not if an episode or a reward is changed."""
-    config = Config(backend="hf", model=str(tiny_folder), lr=3e-3, iterations=3, eval_episodes=40)
+    config = Config(**settings(tiny_folder, iterations=3))
     with records.Output(tmp_path / "run.npz") as output:
         recording.write(fleet.run(config), output)
     recorded = recording.read(tmp_path / "run.npz")
