@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import numbers
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -165,6 +166,11 @@ class Config:
     def to_dict(self) -> dict[str, Any]:
         """The settings as plain data, with `effective_lr` beside them."""
         return {**dataclasses.asdict(self), "effective_lr": self.effective_lr}
+
+    def differences(self, there: Mapping[str, Any], except_for: Collection[str] = ()) -> str:
+        """The settings in which another config, as `to_dict` writes it, differs: their names and both values."""
+        names = [name for name, mine in self.to_dict().items() if there.get(name) != mine and name not in except_for]
+        return ", ".join(f"{name} {there.get(name)!r} there, {self.to_dict()[name]!r} here" for name in names)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "Config":

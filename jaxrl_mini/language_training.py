@@ -15,11 +15,12 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxrl_mini import compilation, evaluation, objective, rollout, training, verifier
+from jaxrl_mini.checkpoint import Checkpoints, Snapshot
 from jaxrl_mini.config import Config
 from jaxrl_mini.evaluation import Evaluation
 from jaxrl_mini.histories import enumerate_histories, expectations
 from jaxrl_mini.policies.language import LanguagePolicy, load_policy
-from jaxrl_mini.result import History, Result, columns
+from jaxrl_mini.result import History, Result, columns, joined
 from jaxrl_mini.rewards import rewards_of
 from jaxrl_mini.task import MAX_STEPS, NUM_ACTIONS
 from jaxrl_mini.training import Backward, Batch, Log, LossGradient, Sizes, State
@@ -193,7 +194,9 @@ class Run:
             lambda chunk: play_chunk(self.policy, self.state.params, self.seed, chunk), verdicts
         ).tolist()
         log_probs = np.asarray(self._log_probs(self.state.params), np.float64)
-        self._reference = log_probs if self._reference is None else self._reference
+        if self._reference is None:
+            first = log_probs if self.iteration == 0 else self._log_probs(self.checkpoint.params)
+            self._reference = np.asarray(first, np.float64)
         exact = expectations(self._histories, log_probs, verdicts.mean(axis=0))
         kl = (np.exp(log_probs) * (log_probs - self._reference)).sum(axis=1)
         return Evaluation(
@@ -207,27 +210,44 @@ class Run:
         )
 
 
-def run(config: Config, *, on_chunk: Callable[[History], None] | None = None) -> Result:
+def run(
+    config: Config,
+    *,
+    on_chunk: Callable[[History], None] | None = None,
+    checkpoints: Checkpoints | None = None,
+) -> Result:
     """Trains one language model; see `fleet.run`."""
     one = Run(config)
-    before = one.evaluate()
+    past = checkpoints.restore(one.state) if checkpoints else None
+    before = past.before if past else one.evaluate()
     packed, rows, reported = list[np.ndarray](), list[History](), 0
     started, compiled = time.perf_counter(), compilation.seconds()
+    every = config.exact_every or EXACT_EVERY
+    if past:
+        one.state, one.iteration = jax.tree.map(jnp.asarray, past.state), past.iteration
+        packed, rows, reported = [past.left["packed"]], [past.history], 1
+        if one.iteration < config.iterations and one.iteration % every:
+            past.history["exact_success_rate"][-1] = np.nan  # it was the last iteration, and is no longer
+        started, compiled = started - sum(past.seconds), compiled - past.seconds[0]
+
+    def snapshot() -> Snapshot:
+        compiling = compilation.seconds() - compiled
+        seconds = compiling, time.perf_counter() - started - compiling
+        return Snapshot(one.state, joined(rows), {"packed": np.concatenate(packed)}, before, seconds)
+
     while one.iteration < config.iterations:
         metrics, episodes = one.advance()
         last = one.iteration == config.iterations
-        due = last or one.iteration % (config.exact_every or EXACT_EVERY) == 0
+        due = last or one.iteration % every == 0
         rows.append({**metrics, "exact_success_rate": np.array([one.exact_success_rate() if due else np.nan])})
-        packed.append(episodes)
+        packed.append(episodes[None])
         if on_chunk and (last or one.iteration % training.CHUNK == 0):
-            on_chunk(_joined(rows[reported:]))
+            on_chunk(joined(rows[reported:]))
             reported = len(rows)
+        if checkpoints:
+            checkpoints.offer(one.iteration, snapshot)
     after = one.evaluate()
     elapsed, compiled = time.perf_counter() - started, compilation.seconds() - compiled
     timing = {"train_and_final_eval_seconds": elapsed, "compile_seconds": compiled, "run_seconds": elapsed - compiled}
     trained = dataclasses.replace(one.checkpoint, params=one.state.params)
-    return Result(config, before, after, _joined(rows), None, np.stack(packed), timing, trained)
-
-
-def _joined(rows: list[History]) -> History:
-    return {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
+    return Result(config, before, after, joined(rows), None, np.concatenate(packed), timing, trained)

@@ -202,10 +202,7 @@ def check_replaceable(path: str | Path, config: Config) -> None:
         raise UserError(f"output {path} cannot be written ({error.strerror}): choose another place") from error
     except UserError as error:
         raise UserError(f"output {path} exists and is no record: name another file or use --overwrite") from error
-    mine = config.to_dict()
-    names = [name for name in mine if there.get(name) != mine[name]]
-    if names:
-        differences = ", ".join(f"{name} {there.get(name)!r} there, {mine[name]!r} here" for name in names)
+    if differences := config.differences(there):
         raise UserError(f"output {path} holds another run ({differences}): name another file or use --overwrite")
 
 

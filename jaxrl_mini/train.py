@@ -1,5 +1,6 @@
 """Trains a policy and writes the record of the run: ``python -m jaxrl_mini.train --seed 7``."""
 
+import contextlib
 import json
 import os
 import sys
@@ -47,8 +48,14 @@ def main(arguments: list[str]) -> None:
         metavar="DIR",
         help="keep the policy, for play; an hf one as a checkpoint folder",
     )
+    parser.add_argument("--checkpoint", metavar="DIR", help="keep the run there on the way, and on Ctrl-C or SIGTERM")
+    parser.add_argument("--checkpoint-every", type=int, metavar="K", help="iterations between checkpoints [20]")
+    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint")
     flags = parser.parse_args(arguments)
     config = commandline.config_from(flags)
+    for flag, given in (("--checkpoint-every", flags.checkpoint_every), ("--resume", flags.resume or None)):
+        if given is not None and flags.checkpoint is None:
+            raise UserError(f"{flag} has no use without --checkpoint: name the folder of the checkpoints")
     if flags.trajectories is not None and config.backend == "hf":
         raise UserError(f"--trajectories {flags.trajectories} has no use with backend hf: leave it out")
     if flags.trajectories is not None and config.exact_gradient:
@@ -66,7 +73,7 @@ def main(arguments: list[str]) -> None:
         hardware.use_one_thread_per_call()
     from tqdm import tqdm
 
-    from jaxrl_mini import fleet, folders, recording, records
+    from jaxrl_mini import checkpoint, fleet, folders, recording, records
     from jaxrl_mini.result import History
 
     if flags.save_policy is not None:
@@ -75,19 +82,24 @@ def main(arguments: list[str]) -> None:
         records.check_replaceable(path, config)
         if flags.trajectories is not None and Path(flags.trajectories).exists():
             raise UserError(f"--trajectories {flags.trajectories} exists: name another file or use --overwrite")
+    checkpoints = None
+    if flags.checkpoint is not None:
+        every = checkpoint.EVERY if flags.checkpoint_every is None else flags.checkpoint_every
+        checkpoints = checkpoint.Checkpoints(flags.checkpoint, config, every=every, resume=flags.resume, say=_say)
     with (
         records.Output(path) as output,
         records.optional_output(flags.trajectories) as trajectories,
+        checkpoints or contextlib.nullcontext(),
         tqdm(total=config.iterations, unit="iteration", disable=not sys.stderr.isatty()) as bar,
     ):
 
         def report(history: History) -> None:
             last = {name: column[-1].item() for name, column in history.items()}
-            bar.update(len(history["iteration"]))
+            bar.update(last["iteration"] + 1 - bar.n)
             with tqdm.external_write_mode():
                 print(json.dumps(records.finite(last)), flush=True)
 
-        result = fleet.run(config, on_chunk=report)
+        result = fleet.run(config, on_chunk=report, checkpoints=checkpoints)
         if trajectories is not None:
             recording.write(result, trajectories)
         if flags.save_policy is not None:
@@ -95,6 +107,10 @@ def main(arguments: list[str]) -> None:
         record = records.build(result)
         records.write(record, output)
     print(json.dumps({"before": record["before"], "after": record["after"], "output": str(path)}))
+
+
+def _say(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
 
 
 def save_policy(result: "Result", folder: str, overwrite: bool) -> None:
