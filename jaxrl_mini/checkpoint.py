@@ -7,12 +7,14 @@ every other file: `sha256sum -c SHA256SUMS` checks it. Nothing is given to a par
 import dataclasses
 import fcntl
 import hashlib
+import importlib.metadata
 import json
 import os
 import shutil
 import signal
 import tempfile
 import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -21,6 +23,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxrl_mini import files
 from jaxrl_mini.config import Config, UserError
 from jaxrl_mini.evaluation import Evaluation
 from jaxrl_mini.folders import flush
@@ -30,6 +33,8 @@ KEPT = 3
 EVERY = 20
 """Iterations between checkpoints, by default."""
 FORMAT = 1
+NUMERICAL = ("jaxrl_mini", "jax", "jaxlib", "flax", "optax", "numpy")
+"""Packages that a run's numbers depend on."""
 SUMS, RUN, ARRAYS, LOCK, PART = "SHA256SUMS", "run.json", "arrays", "lock", ".part-"
 MAX_BYTES = 2**20
 """Of `SHA256SUMS`."""
@@ -83,12 +88,12 @@ class Checkpoints:
 
     def __init__(
         self,
-        folder: str,
+        folder: str | Path,
         config: Config,
         *,
         every: int = EVERY,
         resume: bool = False,
-        say: Callable[[str], None] = print,
+        say: Callable[[str], object] = warnings.warn,
     ):
         if every < 1:
             raise UserError(f"--checkpoint-every {every} is out of range: expected a whole number from 1")
@@ -155,6 +160,14 @@ class Checkpoints:
         self.newest = number
         if damaged:
             self._say(f"damaged: {', '.join(damaged)} in {self.folder}; the run goes on from iteration {number}")
+        made_with, here = self._run["made_with"], _made_with()
+        if made_with != here:
+            odd = [
+                f"{name} {made_with.get(name)} there, {now} here"
+                for name, now in here.items()
+                if made_with.get(name) != now
+            ]
+            raise UserError(f"the run in {self.folder} was begun with others ({', '.join(odd)}): use those")
         other = self.config.differences(self._run["config"], except_for=("iterations",))
         if other:
             raise UserError(f"checkpoint folder {self.folder} holds another run ({other}): name another folder")
@@ -264,6 +277,7 @@ class Checkpoints:
             "format": FORMAT,
             "config": self.config.to_dict(),
             "iteration": snapshot.iteration,
+            "made_with": _made_with(),
             "before": dataclasses.asdict(snapshot.before),
             "seconds": snapshot.seconds,
             "initial_state": self._initial_state,
@@ -298,22 +312,30 @@ def _checked_run(place: Path, number: int) -> dict[str, Any]:
     """
     if place.is_symlink():
         raise ValueError("a link")
-    with (place / SUMS).open("rb") as file:
-        lines = file.read(MAX_BYTES).decode("ascii").splitlines()
+    lines = files.read(place / SUMS, MAX_BYTES).decode("ascii").splitlines()
     written = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
-    files = {str(path.relative_to(place)): path for path in _files(place) if path != place / SUMS}
-    if RUN not in files or set(files) != set(written):
-        odd = sorted(set(files) ^ set(written)) or [RUN]
+    there = {str(path.relative_to(place)): path for path in _files(place) if path != place / SUMS}
+    if RUN not in there or set(there) != set(written):
+        odd = sorted(set(there) ^ set(written)) or [RUN]
         raise ValueError(f"{odd[0]} is missing or unexpected")
-    for name, path in files.items():
+    for name, path in there.items():
         if _sha256(path) != written[name]:
             raise ValueError(f"{name} is not as it was written")
-    run = json.loads(files[RUN].read_bytes())
+    run = json.loads(files.read(there[RUN], MAX_BYTES))
     if not isinstance(run, dict) or run.get("format") != FORMAT or run.get("iteration") != number:
         raise ValueError(f"{RUN} is not of format {FORMAT} or of another iteration")
-    if not isinstance(run.get("config"), dict) or not {"before", "seconds", "initial_state"} <= run.keys():
-        raise ValueError(f"{RUN} lacks something")
+    if not all(isinstance(run.get(name), dict) for name in ("config", "before", "made_with")):
+        raise ValueError(f"{RUN} lacks its config, evaluation or versions")
+    if not {"seconds", "initial_state"} <= run.keys():
+        raise ValueError(f"{RUN} lacks its times or initial state")
     return run
+
+
+def _made_with() -> dict[str, str]:
+    """What a run's numbers depend on beside its settings."""
+    device = jax.devices()[0]
+    versions = {name: importlib.metadata.version(name) for name in NUMERICAL}
+    return {**versions, "device_platform": device.platform, "device_kind": device.device_kind}
 
 
 def _files(folder: Path) -> list[Path]:

@@ -48,8 +48,18 @@ def main(arguments: list[str]) -> None:
         metavar="DIR",
         help="keep the policy, for play; an hf one as a checkpoint folder",
     )
-    parser.add_argument("--checkpoint", metavar="DIR", help="keep the run there on the way, and on Ctrl-C or SIGTERM")
-    parser.add_argument("--checkpoint-every", type=int, metavar="K", help="iterations between checkpoints [20]")
+    parser.add_argument(
+        "--checkpoint",
+        type=commandline.path,
+        metavar="DIR",
+        help="keep the run there on the way, and on Ctrl-C or SIGTERM",
+    )
+    parser.add_argument(
+        "--checkpoint-every",
+        type=commandline.number(int, "a whole number from 1"),
+        metavar="K",
+        help="iterations between checkpoints [20]",
+    )
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint")
     flags = parser.parse_args(arguments)
     config = commandline.config_from(flags)
