@@ -200,6 +200,7 @@ class Checkpoints:
             saved, history, left = (arrays[name] for name in ("state", "history", "left"))
             if {name: _kind(leaf) for name, leaf in saved.items()} != {n: _kind(leaf) for n, leaf in leaves.items()}:
                 raise ValueError("the state's arrays have other names, types or shapes")
+            history = {name: history.pop(name) for name in self._run["metrics"]} | history
             if {len(column) for column in (*history.values(), *left.values())} != {self._run["iteration"]}:
                 raise ValueError("arrays of other lengths than the iterations done")
             before, (compiling, running) = Evaluation(**self._run["before"]), map(float, self._run["seconds"])
@@ -280,6 +281,7 @@ class Checkpoints:
             "made_with": _made_with(),
             "before": dataclasses.asdict(snapshot.before),
             "seconds": snapshot.seconds,
+            "metrics": list(snapshot.history),  # in their order, which orbax does not keep
             "initial_state": self._initial_state,
         }
         (folder / RUN).write_text(json.dumps(run, indent=1) + "\n")
@@ -312,7 +314,7 @@ def _checked_run(place: Path, number: int) -> dict[str, Any]:
     """
     if place.is_symlink():
         raise ValueError("a link")
-    lines = files.read(place / SUMS, MAX_BYTES).decode("ascii").splitlines()
+    lines = files.read(place / SUMS, MAX_BYTES).decode("ascii").removesuffix("\n").split("\n")
     written = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
     there = {str(path.relative_to(place)): path for path in _files(place) if path != place / SUMS}
     if RUN not in there or set(there) != set(written):
@@ -326,8 +328,8 @@ def _checked_run(place: Path, number: int) -> dict[str, Any]:
         raise ValueError(f"{RUN} is not of format {FORMAT} or of another iteration")
     if not all(isinstance(run.get(name), dict) for name in ("config", "before", "made_with")):
         raise ValueError(f"{RUN} lacks its config, evaluation or versions")
-    if not {"seconds", "initial_state"} <= run.keys():
-        raise ValueError(f"{RUN} lacks its times or initial state")
+    if not {"seconds", "initial_state", "metrics"} <= run.keys():
+        raise ValueError(f"{RUN} lacks its times, initial state or metrics")
     return run
 
 
