@@ -4,6 +4,7 @@ A checkpoint is a folder `iteration-N` with `arrays/` (written by orbax), `run.j
 every other file: `sha256sum -c SHA256SUMS` checks it. Nothing is given to a parser before its digest is right.
 """
 
+import contextlib
 import dataclasses
 import fcntl
 import hashlib
@@ -12,7 +13,6 @@ import json
 import os
 import shutil
 import signal
-import tempfile
 import threading
 import warnings
 from collections.abc import Callable
@@ -24,7 +24,7 @@ import jax
 import numpy as np
 
 from jaxrl_mini import files
-from jaxrl_mini.config import Config, UserError
+from jaxrl_mini.config import Config, UserError, differences
 from jaxrl_mini.evaluation import Evaluation
 from jaxrl_mini.folders import flush
 
@@ -32,12 +32,12 @@ KEPT = 3
 """Checkpoints of a folder; older ones are deleted."""
 EVERY = 20
 """Iterations between checkpoints, by default."""
-FORMAT = 1
 NUMERICAL = ("jaxrl_mini", "jax", "jaxlib", "flax", "optax", "numpy")
 """Packages that a run's numbers depend on."""
-SUMS, RUN, ARRAYS, LOCK, PART = "SHA256SUMS", "run.json", "arrays", "lock", ".part-"
+NAME, PART = "iteration-", ".part-"
+SUMS, RUN, ARRAYS = "SHA256SUMS", "run.json", "arrays"
 MAX_BYTES = 2**20
-"""Of `SHA256SUMS`."""
+"""Of `SHA256SUMS` and `run.json`."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -100,81 +100,63 @@ class Checkpoints:
         self.folder, self.config, self.every, self.resume, self._say = Path(folder), config, every, resume, say
         self.newest: int | None = None
         """Iterations done in the newest checkpoint."""
+        self._beginning = np.empty(0)
         self._asked: int | None = None
         self._deferring = False
-        self._handlers: dict[int, Any] = {}
-        self._initial_state = ""
-        self._run: dict[str, Any] | None = None
 
     def __enter__(self) -> "Checkpoints":
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
-        except OSError as error:
-            raise UserError(
-                f"checkpoint folder {self.folder} cannot be written ({error.strerror}): choose another place"
-            ) from error
-        try:
-            self._open()
-        except BaseException:
-            os.close(self._lock)
-            raise
-        if threading.current_thread() is threading.main_thread():
-            self._handlers = {number: signal.signal(number, self.stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        with contextlib.ExitStack() as stack:
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                lock = stack.enter_context(open(self.folder / "lock", "ab", opener=_no_link))
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                for leftover in self.folder.glob(f"{PART}*"):
+                    shutil.rmtree(leftover, ignore_errors=True)
+                self._find()
+            except BlockingIOError as error:
+                raise UserError(
+                    f"checkpoint folder {self.folder} is in use by another process: wait for it or name another folder"
+                ) from error
+            except OSError as error:
+                raise UserError(
+                    f"checkpoint folder {self.folder} cannot be used ({error.strerror}): name another folder"
+                ) from error
+            if threading.current_thread() is threading.main_thread():
+                for number in (signal.SIGINT, signal.SIGTERM):
+                    stack.callback(signal.signal, number, signal.signal(number, self.stop))
+            self._exit = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-        os.close(self._lock)
+        self._exit.close()
 
-    def _open(self) -> None:
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise UserError(
-                f"checkpoint folder {self.folder} is in use by another process: wait for it or name another folder"
-            ) from error
-        for leftover in self.folder.glob(f"{PART}*"):
-            shutil.rmtree(leftover, ignore_errors=True)
-        there = self._there()
+    def _find(self) -> None:
+        """Looks for the newest checkpoint that can be read, and refuses it if the run cannot go on from there."""
+        there, damaged = self._there(), []
         if there and not self.resume:
             raise UserError(
                 f"checkpoint folder {self.folder} holds a run at iteration {max(there)}: use --resume or another folder"
             )
-        damaged = []
         for number in sorted(there, reverse=True):
             try:
-                self._run = _checked_run(there[number], number)
-                break
-            except (OSError, ValueError, RecursionError) as error:
-                damaged.append(f"{there[number].name} ({' '.join(str(error).split())})")
-        if there and self._run is None:
-            raise UserError(
-                f"checkpoint folder {self.folder} holds only damaged ones: {', '.join(damaged)}; name another folder"
-            )
-        if self._run is None:
-            if self.resume:
-                self._say(f"no checkpoint in {self.folder}: the run starts at its beginning")
-            return
-        self.newest = number
+                run = read(there[number])
+            except UserError as error:
+                damaged.append(f"{there[number].name} ({error})")
+                continue
+            if odd := differences(run, _run(self.config), except_for=("iterations",)):
+                raise UserError(f"checkpoint folder {self.folder} holds another run ({odd}): name another folder")
+            if number > self.config.iterations:
+                asked = f"--iterations {self.config.iterations} is too few"
+                raise UserError(f"{asked}: the run in {self.folder} is at iteration {number}")
+            self.newest = number
+            break
+        odd = f"damaged: {', '.join(damaged)} in {self.folder}"
+        if there and self.newest is None:
+            raise UserError(f"{odd}; there is no other checkpoint: name another folder")
         if damaged:
-            self._say(f"damaged: {', '.join(damaged)} in {self.folder}; the run goes on from iteration {number}")
-        made_with, here = self._run["made_with"], _made_with()
-        if made_with != here:
-            odd = [
-                f"{name} {made_with.get(name)} there, {now} here"
-                for name, now in here.items()
-                if made_with.get(name) != now
-            ]
-            raise UserError(f"the run in {self.folder} was begun with others ({', '.join(odd)}): use those")
-        other = self.config.differences(self._run["config"], except_for=("iterations",))
-        if other:
-            raise UserError(f"checkpoint folder {self.folder} holds another run ({other}): name another folder")
-        if number > self.config.iterations:
-            raise UserError(
-                f"--iterations {self.config.iterations} is too few: the run in {self.folder} is at iteration {number}"
-            )
+            self._say(f"{odd}; the run goes on from iteration {self.newest}")
+        if self.resume and not there:
+            self._say(f"no checkpoint in {self.folder}: the run starts at its beginning")
 
     def restore(self, state: Any) -> Snapshot | None:
         """What to go on from; None at the run's beginning.
@@ -185,30 +167,26 @@ class Checkpoints:
         Raises:
           UserError: the run in the folder began with another initial state, or its arrays are not this program's.
         """
-        self._initial_state = _digest(state)
-        if self._run is None:
+        self._beginning = _digest(state)
+        if self.newest is None:
             return None
-        if self._run["initial_state"] != self._initial_state:
-            raise UserError(
-                f"checkpoint folder {self.folder} holds a run that began with other parameters than "
-                f"{self.config.model or 'this version'} has: name another folder"
-            )
-        place = self._there()[self._run["iteration"]]
+        place = self._there()[self.newest]
         try:
-            arrays = _orbax().restore(place.absolute() / ARRAYS)
-            leaves, structure = _named(state), jax.tree.structure(state)
-            saved, history, left = (arrays[name] for name in ("state", "history", "left"))
-            if {name: _kind(leaf) for name, leaf in saved.items()} != {n: _kind(leaf) for n, leaf in leaves.items()}:
-                raise ValueError("the state's arrays have other names, types or shapes")
-            history = {name: history.pop(name) for name in self._run["metrics"]} | history
-            if {len(column) for column in (*history.values(), *left.values())} != {self._run["iteration"]}:
+            tree = _orbax().restore(place.absolute() / ARRAYS)
+            history = {name.partition(" ")[2]: column for name, column in sorted(tree["history"].items())}
+            before = Evaluation(**tree["before"])
+            if {len(column) for column in (*history.values(), *tree["left"].values())} != {self.newest}:
                 raise ValueError("arrays of other lengths than the iterations done")
-            before, (compiling, running) = Evaluation(**self._run["before"]), map(float, self._run["seconds"])
+            if not np.array_equal(tree["beginning"], self._beginning):
+                raise ValueError(f"it began with other parameters than {self.config.model or 'this version'} has")
+            wanted, structure = jax.tree.flatten(state)
+            if [_kind(leaf) for leaf in tree["state"]] != [_kind(leaf) for leaf in wanted]:
+                raise ValueError("parameters or moments of other types or shapes")
         except Exception as error:  # orbax raises many kinds
-            reason = " ".join(str(error).split())
-            raise UserError(f"checkpoint {place} is not one of this version ({reason[:200]})") from error
-        restored = jax.tree.unflatten(structure, [saved[name] for name in leaves])
-        return Snapshot(restored, history, left, before, (compiling, running))
+            reason = " ".join(str(error).split())[:200]
+            raise UserError(f"checkpoint {place} is not of this run ({reason}): name another folder") from error
+        state = jax.tree.unflatten(structure, tree["state"])
+        return Snapshot(state, history, tree["left"], before, tuple(tree["seconds"]))
 
     def next_after(self, iteration: int) -> int:
         """How many iterations are done at the next checkpoint."""
@@ -225,132 +203,123 @@ class Checkpoints:
           Interrupted: a signal asked to stop; the snapshot is saved.
           UserError: the disk refused; earlier checkpoints are as before.
         """
-        last = iteration == self.config.iterations
-        self._deferring = not last
+        self._deferring, last = True, iteration == self.config.iterations
         if last or self._asked is not None or iteration % self.every == 0:
             self._save(snapshot())
+        self._deferring = not last
         if self._asked is not None:
             raise self._interrupted(self._asked)
 
     def stop(self, number: int, frame: FrameType | None = None) -> None:
         """The signal handler."""
-        if self._deferring and self._asked is None:
-            self._asked = number
-        else:
+        if not self._deferring or self._asked is not None:
             raise self._interrupted(number)
+        self._asked = number
 
     def _interrupted(self, number: int) -> Interrupted:
-        if self.newest is None:
-            return Interrupted(number, "no iteration was kept")
-        return Interrupted(
-            number,
-            f"{self.newest} iterations are kept in {self.folder}; the same command with --resume goes on from there",
-        )
+        kept = f"{self.newest} iterations are kept in {self.folder}; the same command with --resume goes on from there"
+        return Interrupted(number, "no iteration was kept" if self.newest is None else kept)
 
     def _save(self, snapshot: Snapshot) -> None:
-        place = self.folder / f"iteration-{snapshot.iteration:09d}"
-        aside: Path | None = None
+        place = self.folder / f"{NAME}{snapshot.iteration:09d}"
+        aside = place.with_name(PART + place.name)
         try:
-            aside = Path(tempfile.mkdtemp(prefix=PART, dir=self.folder))
-            aside.chmod(0o755)
+            aside.mkdir()
             self._write(snapshot, aside)
-            self._remove(place)  # one that could not be read
+            _remove(place)  # one that could not be read
             aside.rename(place)
             flush(self.folder)
-            self.newest = snapshot.iteration
-            there = self._there()
-            keep = sorted(number for number in there if number <= snapshot.iteration)[-KEPT:]
-            for number in set(there) - set(keep):
-                self._remove(there[number])
         except Exception as error:  # orbax raises many kinds
             reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
             raise UserError(
                 f"checkpoint {place} could not be written ({reason}): earlier ones are as before"
             ) from error
         finally:
-            if aside is not None:
-                shutil.rmtree(aside, ignore_errors=True)
+            shutil.rmtree(aside, ignore_errors=True)
+        self.newest = snapshot.iteration
+        there = self._there()
+        keep = sorted(number for number in there if number <= snapshot.iteration)[-KEPT:]
+        for number in set(there) - set(keep):
+            with contextlib.suppress(OSError):
+                _remove(there[number])
 
     def _write(self, snapshot: Snapshot, folder: Path) -> None:
-        arrays = {"state": _named(snapshot.state), "history": snapshot.history, "left": snapshot.left}
-        _orbax().save(folder.absolute() / ARRAYS, jax.tree.map(np.asarray, arrays))
-        run = {
-            "format": FORMAT,
-            "config": self.config.to_dict(),
-            "iteration": snapshot.iteration,
-            "made_with": _made_with(),
-            "before": dataclasses.asdict(snapshot.before),
-            "seconds": snapshot.seconds,
-            "metrics": list(snapshot.history),  # in their order, which orbax does not keep
-            "initial_state": self._initial_state,
+        """Fills a new folder."""
+        history = {f"{place:02} {name}": column for place, (name, column) in enumerate(snapshot.history.items())}
+        before = {name: value for name, value in dataclasses.asdict(snapshot.before).items() if value is not None}
+        tree = {
+            "state": jax.tree.map(np.asarray, jax.tree.leaves(snapshot.state)),
+            "history": history,  # orbax returns it sorted by name
+            "left": snapshot.left,
+            "before": before,
+            "seconds": list(snapshot.seconds),
+            "beginning": self._beginning,
         }
-        (folder / RUN).write_text(json.dumps(run, indent=1) + "\n")
+        _orbax().save(folder.absolute() / ARRAYS, tree)
+        (folder / RUN).write_text(json.dumps(_run(self.config), indent=1) + "\n")
         sums = [f"{_sha256(path)}  {path.relative_to(folder)}\n" for path in _files(folder)]
         (folder / SUMS).write_text("".join(sums))
         for path in (*folder.rglob("*"), folder):
             flush(path)
 
-    def _remove(self, place: Path) -> None:
-        """Deletes a checkpoint, so that it is there whole or not at all."""
-        if place.exists() or place.is_symlink():
-            gone = Path(tempfile.mkdtemp(prefix=PART, dir=self.folder))
-            place.rename(gone / place.name)
-            shutil.rmtree(gone, ignore_errors=True)
-
     def _there(self) -> dict[int, Path]:
         """The checkpoints by iteration."""
-        try:
-            paths = [(path.name.partition("iteration-"), path) for path in self.folder.iterdir()]
-        except OSError as error:
-            raise UserError(f"checkpoint folder {self.folder} cannot be read ({error.strerror})") from error
-        return {int(name[2]): path for name, path in paths if not name[0] and name[2].isascii() and name[2].isdigit()}
+        paths = {path.name.removeprefix(NAME): path for path in self.folder.glob(f"{NAME}*")}
+        return {int(number): path for number, path in paths.items() if number.isascii() and number.isdigit()}
 
 
-def _checked_run(place: Path, number: int) -> dict[str, Any]:
-    """What `run.json` says, if every file of a checkpoint is as it was written.
+def read(place: Path) -> dict[str, Any]:
+    """What a checkpoint's run depends on beside its state (see `_run`), if every file is as it was written.
 
     Raises:
-      OSError, ValueError, RecursionError: it is not.
+      UserError: it is not.
     """
-    if place.is_symlink():
-        raise ValueError("a link")
-    lines = files.read(place / SUMS, MAX_BYTES).decode("ascii").removesuffix("\n").split("\n")
-    written = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
-    there = {str(path.relative_to(place)): path for path in _files(place) if path != place / SUMS}
-    if RUN not in there or set(there) != set(written):
-        odd = sorted(set(there) ^ set(written)) or [RUN]
-        raise ValueError(f"{odd[0]} is missing or unexpected")
-    for name, path in there.items():
-        if _sha256(path) != written[name]:
-            raise ValueError(f"{name} is not as it was written")
-    run = json.loads(files.read(there[RUN], MAX_BYTES))
-    if not isinstance(run, dict) or run.get("format") != FORMAT or run.get("iteration") != number:
-        raise ValueError(f"{RUN} is not of format {FORMAT} or of another iteration")
-    if not all(isinstance(run.get(name), dict) for name in ("config", "before", "made_with")):
-        raise ValueError(f"{RUN} lacks its config, evaluation or versions")
-    if not {"seconds", "initial_state", "metrics"} <= run.keys():
-        raise ValueError(f"{RUN} lacks its times, initial state or metrics")
-    return run
+    try:
+        lines = files.read(place / SUMS, MAX_BYTES).decode("ascii").removesuffix("\n").split("\n")
+        written = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+        there = {str(path.relative_to(place)): path for path in _files(place) if path != place / SUMS}
+        if odd := {RUN, *there} ^ {*written} or {RUN} - {*there}:
+            raise UserError(f"{min(odd)} is missing or unexpected")
+        for name, path in there.items():
+            if _sha256(path) != written[name]:
+                raise UserError(f"{name} is not as it was written")
+        return dict(json.loads(files.read(there[RUN], MAX_BYTES)))
+    except OSError as error:
+        raise UserError(f"{error.strerror}") from error
+    except (ValueError, TypeError, RecursionError) as error:
+        raise UserError(" ".join(str(error).split())) from error
 
 
-def _made_with() -> dict[str, str]:
-    """What a run's numbers depend on beside its settings."""
+def _remove(place: Path) -> None:
+    """Deletes a checkpoint, which is there whole or not at all, if there is one."""
+    gone = place.with_name(f"{PART}old-{place.name}")
+    with contextlib.suppress(FileNotFoundError):
+        place.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
+
+
+def _run(config: Config) -> dict[str, Any]:
+    """All that a run's numbers depend on but its initial state: settings, versions, device."""
     device = jax.devices()[0]
     versions = {name: importlib.metadata.version(name) for name in NUMERICAL}
-    return {**versions, "device_platform": device.platform, "device_kind": device.device_kind}
+    return {**config.to_dict(), **versions, "platform": device.platform, "device_kind": device.device_kind}
 
 
 def _files(folder: Path) -> list[Path]:
     """Every file below a folder.
 
     Raises:
-      ValueError: there is something that is neither a file nor a folder.
+      UserError: there is something that is neither a file nor a folder, or the folder is a link.
     """
     paths = sorted(folder.rglob("*"))
-    for path in paths:
+    for path in (folder, *paths):
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
-            raise ValueError(f"{path.relative_to(folder)} is neither a file nor a folder")
+            raise UserError(f"{path.name} is neither a file nor a folder")
     return [path for path in paths if path.is_file()]
+
+
+def _no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
 def _sha256(path: Path) -> str:
@@ -358,22 +327,16 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _named(tree: Any) -> dict[str, np.ndarray]:
-    """The arrays of a pytree by their places in it, in its order."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="."): np.asarray(leaf) for path, leaf in leaves}
-
-
-def _kind(array: np.ndarray) -> tuple[Any, ...]:
+def _kind(array: Any) -> tuple[Any, ...]:
     return array.dtype, array.shape
 
 
-def _digest(tree: Any) -> str:
+def _digest(state: Any) -> np.ndarray:
+    """uint8 [32]: the SHA-256 of a pytree's arrays."""
     digest = hashlib.sha256()
-    for name, leaf in _named(tree).items():
-        digest.update(f"{name} {_kind(leaf)}".encode())
-        digest.update(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data)
-    return digest.hexdigest()
+    for leaf in jax.tree.leaves(state):
+        digest.update(np.asarray(leaf).tobytes())
+    return np.frombuffer(digest.digest(), np.uint8)
 
 
 def _orbax() -> Any:

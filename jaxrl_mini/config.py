@@ -167,11 +167,6 @@ class Config:
         """The settings as plain data, with `effective_lr` beside them."""
         return {**dataclasses.asdict(self), "effective_lr": self.effective_lr}
 
-    def differences(self, there: Mapping[str, Any], except_for: Collection[str] = ()) -> str:
-        """The settings in which another config, as `to_dict` writes it, differs: their names and both values."""
-        names = [name for name, mine in self.to_dict().items() if there.get(name) != mine and name not in except_for]
-        return ", ".join(f"{name} {there.get(name)!r} there, {self.to_dict()[name]!r} here" for name in names)
-
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "Config":
         """The reverse of `to_dict`.
@@ -187,6 +182,12 @@ class Config:
         if data.get("effective_lr", config.effective_lr) != config.effective_lr:
             raise UserError(f"effective_lr {data['effective_lr']!r} contradicts lr: expected {config.effective_lr}")
         return config
+
+
+def differences(there: Mapping[str, Any], here: Mapping[str, Any], except_for: Collection[str] = ()) -> str:
+    """What of `here` is otherwise there, by name, with both values."""
+    names = [name for name in here if there.get(name) != here[name] and name not in except_for]
+    return ", ".join(f"{name} {there.get(name)!r} there, {here[name]!r} here" for name in names)
 
 
 def expected(field: "dataclasses.Field[Any]") -> str:

@@ -15,7 +15,7 @@ def newest(folder: Path) -> int:
     numbers = [0]
     for place in folder.glob("iteration-*"):
         numbers.append(int(place.name.partition("-")[2]))
-        checkpoint._checked_run(place, numbers[-1])
+        checkpoint.read(place)
     return max(numbers)
 
 

@@ -1,11 +1,13 @@
 """Checkpoints: a run that stops anywhere and goes on is the run that never stopped, to the bit."""
 
+import contextlib
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+from functools import lru_cache
 
 import jax
 import numpy as np
@@ -13,7 +15,7 @@ import pytest
 from kills import killed_and_resumed
 
 from jaxrl_mini import checkpoint, fleet, language_training, records
-from jaxrl_mini.checkpoint import Checkpoints
+from jaxrl_mini.checkpoint import Checkpoints, Interrupted
 from jaxrl_mini.config import Config, UserError
 from jaxrl_mini.fleet import Block
 
@@ -21,11 +23,28 @@ SHORT = ("--iterations", 12, "--eval-episodes", 20, "--output", "r.json")
 RUNS = {"grpo": {}, "rs-sft": {"method": "rs-sft"}, "shuffled": {"reward": "shuffled"}}
 
 
-def kept_run(folder, config, **options):
-    """The result of a run with checkpoints, and its last state."""
+def kept_run(folder, config, *, stops=False, **options):
+    """The result of a run with checkpoints, and its last state; with stops, it stops after each of its iterations."""
+    options = {"resume": True, "say": lambda _: None} | options
+    while stops:
+        with Checkpoints(folder, config, **options) as checkpoints, contextlib.suppress(Interrupted):
+            checkpoints.offer = stopping(checkpoints)
+            fleet.run(config, checkpoints=checkpoints)
+        stops = checkpoints.newest < config.iterations
     with Checkpoints(folder, config, **options) as checkpoints:
         result = fleet.run(config, checkpoints=checkpoints)
     return result, state_in(folder, config)
+
+
+def stopping(checkpoints):
+    """An `offer` before which a signal has come."""
+    offer = checkpoints.offer
+
+    def offered(iteration, snapshot):
+        checkpoints._asked = signal.SIGINT
+        offer(iteration, snapshot)
+
+    return offered
 
 
 def state_in(folder, config):
@@ -44,43 +63,46 @@ def assert_same(one, other):
     assert list(one.history) == list(other.history)
     assert (one.before, one.after) == (other.before, other.after)
     records_of = [{**records.build(result), "timing": None} for result in (one, other)]
-    assert records_of[0] == records_of[1]
+    assert json.dumps(records_of[0]) == json.dumps(records_of[1])
 
 
 @pytest.mark.parametrize("settings", RUNS.values(), ids=RUNS)
 def test_a_run_that_stops_at_each_of_its_iterations_is_one_that_never_stops(tmp_path, settings):
-    whole = Config(iterations=12, eval_episodes=20, **settings)
-    for iterations in range(1, 13):
-        config = Config(iterations=iterations, eval_episodes=20, **settings)
-        stopping = kept_run(tmp_path / "stopping", config, every=5, resume=True, say=lambda _: None)
-    assert_same(stopping, kept_run(tmp_path / "never", whole))
-    plain = fleet.run(whole)
-    np.testing.assert_array_equal(stopping[0].logits, plain.logits)
-    assert {**records.build(stopping[0]), "timing": None} == {**records.build(plain), "timing": None}
+    config = Config(iterations=12, eval_episodes=20, **settings)
+    never = kept_run(tmp_path / "never", config, every=12)
+    assert_same(kept_run(tmp_path / "stopping", config, every=1, stops=True), never)
+    assert len(never[0].history["iteration"]) == 12
+    plain = fleet.run(config)
+    assert {**records.build(plain), "timing": None} == {**records.build(never[0]), "timing": None}
 
 
 @pytest.mark.parametrize("method", ["grpo", "rs-sft"])
-def test_a_language_model_that_stops_is_one_that_never_stops(tmp_path, tiny_folder, method):
+def test_a_language_model_that_stops_at_each_of_its_iterations_is_one_that_never_stops(
+    tmp_path, tiny_folder, method, monkeypatch
+):
     """Also where a last iteration, which is evaluated exactly, is the last no longer."""
+    monkeypatch.setattr(language_training, "load_policy", lru_cache(language_training.load_policy))  # compile once
     settings = {"backend": "hf", "model": str(tiny_folder), "method": method, "lr": 1e-3, "eval_episodes": 20}
     sizes = {"groups": 2, "group_size": 4, "exact_every": 2}
-    for iterations in (1, 3, 5):
-        config = Config(iterations=iterations, **settings, **sizes)
-        stopping = kept_run(tmp_path / "stopping", config, resume=True, say=lambda _: None)
-    assert_same(stopping, kept_run(tmp_path / "never", config))
-    assert np.isnan(stopping[0].history["exact_success_rate"]).tolist() == [True, False, True, False, False]
-
-
-def test_a_model_that_was_trained_meanwhile_is_another_run(tmp_path, tiny_folder):
-    config = Config(backend="hf", model=str(tiny_folder), iterations=1, eval_episodes=20, groups=2, group_size=4)
-    kept_run(tmp_path / "kept", config)
-    state = language_training.Run(config).state
-    other = state._replace(params=jax.tree.map(lambda leaf: leaf + 1e-3, state.params))
+    short, config = (Config(iterations=iterations, **settings, **sizes) for iterations in (3, 12))
+    kept_run(tmp_path / "stopping", short, stops=True)
+    stopping, never = kept_run(tmp_path / "stopping", config, stops=True), kept_run(tmp_path / "never", config)
+    assert_same(stopping, never)
+    for name, tensor in never[0].checkpoint.params.items():
+        np.testing.assert_array_equal(stopping[0].checkpoint.params[name], tensor)
+    assert np.isnan(stopping[0].history["exact_success_rate"]).tolist() == [True, False] * 6
+    other = jax.tree.map(lambda leaf: leaf + 1, never[1])
     with (
-        Checkpoints(tmp_path / "kept", config, resume=True) as checkpoints,
-        pytest.raises(UserError, match=r"other parameters than .*tiny"),
+        Checkpoints(tmp_path / "never", config, resume=True) as checkpoints,
+        pytest.raises(UserError, match=r"began with other parameters than .*tiny"),
     ):
         checkpoints.restore(other)
+
+
+def test_more_iterations_continue_a_finished_run(tmp_path):
+    short, config = (Config(iterations=iterations, eval_episodes=20) for iterations in (5, 12))
+    kept_run(tmp_path / "more", short)
+    assert_same(kept_run(tmp_path / "more", config), kept_run(tmp_path / "never", config))
 
 
 def iterations_in(folder):
@@ -132,8 +154,8 @@ def test_another_run_is_refused_with_the_settings_that_differ(train_command, tmp
         (("--resume",), "--resume has no use without --checkpoint"),
         (("--checkpoint-every", 3), "--checkpoint-every has no use without --checkpoint"),
         (("--checkpoint", "kept", "--checkpoint-every", 0), "--checkpoint-every 0 is out of range: expected"),
-        (("--checkpoint", "file"), "checkpoint folder file cannot be written"),
-        (("--checkpoint", "file/kept"), "checkpoint folder file/kept cannot be written"),
+        (("--checkpoint", "file"), "checkpoint folder file cannot be used"),
+        (("--checkpoint", "file/kept"), "checkpoint folder file/kept cannot be used"),
     ],
 )
 def test_bad_flags_are_one_line(train_command, tmp_path, arguments, message):
@@ -185,7 +207,7 @@ def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(train_command, 
     assert outcome.code == 0
     assert outcome.err[0].endswith("in copy; the run goes on from iteration 10") and len(outcome.err) == 1
     assert {**json.loads((tmp_path / "r.json").read_text()), "timing": None} == whole
-    assert checkpoint._checked_run(tmp_path / "copy" / place.name, 12)
+    assert checkpoint.read(tmp_path / "copy" / place.name)
 
 
 def test_where_all_are_damaged_the_run_is_refused_and_they_stay(train_command, tmp_path):
@@ -194,8 +216,8 @@ def test_where_all_are_damaged_the_run_is_refused_and_they_stay(train_command, t
     outcome = train_command(*SHORT, "--checkpoint", "kept", "--resume")
     assert outcome.code == 2
     assert outcome.err == [
-        "error: checkpoint folder kept holds only damaged ones: iteration-000000012 (run.json is not as it was "
-        "written); name another folder"
+        "error: damaged: iteration-000000012 (run.json is not as it was written) in kept; "
+        "there is no other checkpoint: name another folder"
     ]
     assert iterations_in(tmp_path / "kept") == [12]
 
@@ -269,14 +291,14 @@ def test_a_disk_that_refuses_leaves_earlier_checkpoints_as_they_were(train_comma
     assert outcome.code == 2 and len(calls) > 10
     assert len(outcome.err) == 1 and "could not be written (No space left on device)" in outcome.err[0]
     assert iterations_in(tmp_path / "kept") == [5]
-    assert checkpoint._checked_run(tmp_path / "kept/iteration-000000005", 5)
+    assert checkpoint.read(tmp_path / "kept/iteration-000000005")
     assert not list((tmp_path / "kept").glob(".part*"))
 
 
 def test_a_killed_run_goes_on_until_it_is_done(train_command, tmp_path):
     arguments = ("--iterations", 15, "--eval-episodes", 20, "--output")
     assert train_command(*arguments, "plain.json").code == 0
-    kills = killed_and_resumed(tmp_path / "kept", 3, 1, *arguments, tmp_path / "killed.json", "--checkpoint-every", 1)
+    kills = killed_and_resumed(tmp_path / "kept", 2, 1, *arguments, tmp_path / "killed.json", "--checkpoint-every", 1)
     assert kills > 0
     plain, killed = (json.loads((tmp_path / name).read_text()) for name in ("plain.json", "killed.json"))
     assert {**plain, "timing": None} == {**killed, "timing": None}
