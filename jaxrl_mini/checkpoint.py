@@ -34,7 +34,7 @@ EVERY = 20
 """Iterations between checkpoints, by default."""
 NUMERICAL = ("jaxrl_mini", "jax", "jaxlib", "flax", "optax", "numpy")
 """Packages that a run's numbers depend on."""
-NAME, PART = "iteration-", ".part-"
+NAME, PART, LOCK = "iteration-", ".part-iteration-", ".checkpoints.lock"
 SUMS, RUN, ARRAYS = "SHA256SUMS", "run.json", "arrays"
 MAX_BYTES = 2**20
 """Of `SHA256SUMS` and `run.json`."""
@@ -107,9 +107,16 @@ class Checkpoints:
     def __enter__(self) -> "Checkpoints":
         with contextlib.ExitStack() as stack:
             try:
-                self.folder.mkdir(parents=True, exist_ok=True)
-                lock = stack.enter_context(open(self.folder / "lock", "ab", opener=_no_link))
+                for folder in (*reversed(self.folder.parents), self.folder):
+                    if not folder.is_dir():
+                        folder.mkdir(exist_ok=True)
+                        stack.callback(_try, folder.rmdir)  # goes again if nothing was kept
+                path = self.folder / LOCK
+                lock = stack.enter_context(open(path, "ab", opener=_no_link))
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not os.path.samestat(os.fstat(lock.fileno()), path.stat()):  # its holder deleted it meanwhile
+                    raise BlockingIOError
+                stack.callback(lambda: None if self.newest else _try(path.unlink))
                 for leftover in self.folder.glob(f"{PART}*"):
                     shutil.rmtree(leftover, ignore_errors=True)
                 self._find()
@@ -222,7 +229,7 @@ class Checkpoints:
 
     def _save(self, snapshot: Snapshot) -> None:
         place = self.folder / f"{NAME}{snapshot.iteration:09d}"
-        aside = place.with_name(PART + place.name)
+        aside = place.with_name(f"{PART}{snapshot.iteration}")
         try:
             aside.mkdir()
             self._write(snapshot, aside)
@@ -240,8 +247,7 @@ class Checkpoints:
         there = self._there()
         keep = sorted(number for number in there if number <= snapshot.iteration)[-KEPT:]
         for number in set(there) - set(keep):
-            with contextlib.suppress(OSError):
-                _remove(there[number])
+            _try(_remove, there[number])
 
     def _write(self, snapshot: Snapshot, folder: Path) -> None:
         """Fills a new folder."""
@@ -292,7 +298,7 @@ def read(place: Path) -> dict[str, Any]:
 
 def _remove(place: Path) -> None:
     """Deletes a checkpoint, which is there whole or not at all, if there is one."""
-    gone = place.with_name(f"{PART}old-{place.name}")
+    gone = place.with_name(f"{PART}old")
     with contextlib.suppress(FileNotFoundError):
         place.rename(gone)
         shutil.rmtree(gone, ignore_errors=True)
@@ -316,6 +322,11 @@ def _files(folder: Path) -> list[Path]:
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
             raise UserError(f"{path.name} is neither a file nor a folder")
     return [path for path in paths if path.is_file()]
+
+
+def _try(do: Callable[..., object], *arguments: object) -> None:
+    with contextlib.suppress(OSError):
+        do(*arguments)
 
 
 def _no_link(path: str, flags: int) -> int:
