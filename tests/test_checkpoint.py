@@ -1,6 +1,7 @@
 """Checkpoints: a run that stops anywhere and goes on is the run that never stopped, to the bit."""
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -177,13 +178,12 @@ def linked(path):
     path.symlink_to("elsewhere")
 
 
-DAMAGES = {
-    "flipped": flip,
-    "cut": lambda path: os.truncate(path, 10),
-    "missing": lambda path: path.unlink(),
-    "link": linked,
-    "folder": lambda path: (path.unlink(), path.mkdir()),
-}
+DAMAGES = [
+    lambda path: os.truncate(path, 10),
+    lambda path: path.unlink(),
+    linked,
+    lambda path: (path.unlink(), path.mkdir()),
+]
 
 
 def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(train_command, tmp_path):
@@ -194,15 +194,14 @@ def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(train_command, 
     place = tmp_path / "kept/iteration-000000012"
     names = [path.relative_to(place) for path in sorted(place.rglob("*")) if path.is_file()]
     assert len(names) > 8
-    for name in names:
-        for damage in DAMAGES.values():
-            shutil.rmtree(tmp_path / "copy", ignore_errors=True)
-            shutil.copytree(tmp_path / "kept", tmp_path / "copy")
-            damage(tmp_path / "copy" / place.name / name)
-            said = []
-            with Checkpoints("copy", config, resume=True, say=said.append) as checkpoints:
-                assert checkpoints.newest == 10, (name, damage)
-            assert len(said) == 1 and said[0].startswith("damaged: iteration-000000012 (")
+    for name, damage in [*zip(names, itertools.repeat(flip)), *zip(itertools.repeat(names[0]), DAMAGES)]:
+        shutil.rmtree(tmp_path / "copy", ignore_errors=True)
+        shutil.copytree(tmp_path / "kept", tmp_path / "copy")
+        damage(tmp_path / "copy" / place.name / name)
+        said = []
+        with Checkpoints("copy", config, resume=True, say=said.append) as checkpoints:
+            assert checkpoints.newest == 10, (name, damage)
+        assert len(said) == 1 and said[0].startswith("damaged: iteration-000000012 (")
     outcome = train_command(*SHORT, "--checkpoint", "copy", "--resume")
     assert outcome.code == 0
     assert outcome.err[0].endswith("in copy; the run goes on from iteration 10") and len(outcome.err) == 1
