@@ -84,14 +84,14 @@ def test_a_language_model_that_stops_at_each_of_its_iterations_is_one_that_never
     """Also where a last iteration, which is evaluated exactly, is the last no longer."""
     monkeypatch.setattr(language_training, "load_policy", lru_cache(language_training.load_policy))  # compile once
     settings = {"backend": "hf", "model": str(tiny_folder), "method": method, "lr": 1e-3, "eval_episodes": 20}
-    sizes = {"groups": 2, "group_size": 4, "exact_every": 2}
+    sizes = {"groups": 2, "group_size": 4, "exact_every": 6}
     short, config = (Config(iterations=iterations, **settings, **sizes) for iterations in (3, 12))
     kept_run(tmp_path / "stopping", short, stops=True)
     stopping, never = kept_run(tmp_path / "stopping", config, stops=True), kept_run(tmp_path / "never", config)
     assert_same(stopping, never)
     for name, tensor in never[0].checkpoint.params.items():
         np.testing.assert_array_equal(stopping[0].checkpoint.params[name], tensor)
-    assert np.isnan(stopping[0].history["exact_success_rate"]).tolist() == [True, False] * 6
+    assert np.isnan(stopping[0].history["exact_success_rate"]).tolist() == ([True] * 5 + [False]) * 2
     other = jax.tree.map(lambda leaf: leaf + 1, never[1])
     with (
         Checkpoints(tmp_path / "never", config, resume=True) as checkpoints,
