@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: train train-lm test lint results fleet lock
+.PHONY: train train-lm test lint docs results fleet lock
 
 train: $(VENV)/train.stamp
 	$(BIN)/python -m jaxrl_mini.train --seed 7
@@ -22,6 +22,10 @@ lint: $(VENV)/test.stamp
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 
+# The documentation as a site in build/site, with every link checked.
+docs: $(VENV)/docs.stamp
+	$(BIN)/python -m mkdocs build --strict
+
 $(VENV)/train.stamp: pyproject.toml requirements.lock
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint requirements.lock --editable .
@@ -29,6 +33,10 @@ $(VENV)/train.stamp: pyproject.toml requirements.lock
 
 $(VENV)/test.stamp: $(VENV)/train.stamp
 	$(BIN)/python -m pip install --quiet --constraint requirements.lock --editable '.[test]'
+	touch $@
+
+$(VENV)/docs.stamp: $(VENV)/train.stamp
+	$(BIN)/python -m pip install --quiet --constraint requirements.lock --editable '.[docs]'
 	touch $@
 
 # The six runs of the README's table.
@@ -47,5 +55,5 @@ fleet: $(VENV)/test.stamp
 # Renews the exact versions from the ranges in pyproject.toml.
 lock:
 	$(PYTHON) -m venv --clear build/lock
-	build/lock/bin/python -m pip install --quiet '.[test]'
+	build/lock/bin/python -m pip install --quiet '.[test,docs]'
 	build/lock/bin/python -m pip freeze --exclude jaxrl_mini > requirements.lock

@@ -1,13 +1,15 @@
 """The language-model policy's speed, memory and compilation: ``python -m benchmarks.language [--size small] ...``.
 
-Prints a JSON object per measure. Everything is compared in one process on the same arrays, compiled beforehand and
-waited for; a figure is the median of some repetitions, with the fastest and slowest beside it. `packed` asks a whole
-episode in one row behind the shared opening; `plain` gives every prompt and candidate a row of its own; `recomputed`
-plays an episode by scoring the packed row anew at every step. Runs unchanged on a GPU.
+Prints a JSON object per measure, and appends it to a file if asked (--output). Everything is compared in one process
+on the same arrays, compiled beforehand and waited for; a figure is the median of some repetitions, with the fastest
+and slowest beside it. `packed` asks a whole episode in one row behind the shared opening; `plain` gives every prompt
+and candidate a row of its own; `recomputed` plays an episode by scoring the packed row anew at every step. Runs
+unchanged on a GPU.
 """
 
 import argparse
 import json
+import resource
 import statistics
 import subprocess
 import sys
@@ -24,10 +26,11 @@ import numpy as np
 from flax import nnx
 
 from jaxrl_mini import language_training, training
+from jaxrl_mini.hardware import cores
 from jaxrl_mini.histories import enumerate_histories, expectations
 from jaxrl_mini.policies.gpt2 import GPT2, GPT2Config
 from jaxrl_mini.policies.language import LanguagePolicy, draw, load_policy
-from jaxrl_mini.policies.pretrained import Checkpoint
+from jaxrl_mini.policies.pretrained import Checkpoint, save_checkpoint
 from jaxrl_mini.task import ACTIONS, MAX_STEPS, TABLES, VARIANTS, BinarySearchRepair
 from jaxrl_mini.tiny_model import make_tiny_model
 
@@ -45,7 +48,9 @@ def model(size: str, dtype: str) -> tuple[LanguagePolicy, Checkpoint]:
         policy, checkpoint = load_policy(Path(folder) / "model")
     config = GPT2Config(**{**vars(checkpoint.config), **SIZES[size]})
     network, params = nnx.split(GPT2(config, jnp.dtype(dtype), rngs=nnx.Rngs(0)))
-    remade = Checkpoint(config, network, params, checkpoint.encode, checkpoint.end_of_text, checkpoint.companions)
+    written = json.loads(checkpoint.companions["config.json"]) | vars(config)
+    companions = {**checkpoint.companions, "config.json": json.dumps(written).encode()}
+    remade = Checkpoint(config, network, params, checkpoint.encode, checkpoint.end_of_text, companions)
     return LanguagePolicy(network, policy.task), remade
 
 
@@ -150,30 +155,47 @@ def measure_iteration(policy: LanguagePolicy, checkpoint: Checkpoint, repetition
     """Whole iterations of 4 groups of 8 episodes with two optimizer steps, from the random policy."""
     sizes = training.Sizes("grpo", groups=4, group_size=8, epochs=2)
     settings = training.Settings(*map(jnp.float32, (1e-3, 0.2, 0.02)))
-    verdicts = jnp.tile(jnp.array([False, False, False, True]), (4, 1))
+    verdicts = np.tile(np.array([False, False, False, True]), (4, 1))
     state = training.initial_state(jax.tree.map(jnp.copy, checkpoint.params))
-    step = partial(language_training.iterate, sizes=sizes, micro_batch=language_training.MICRO_BATCH)
     seconds = []
     for number in range(repetitions + 1):
         start = time.perf_counter()
-        state, *_ = jax.block_until_ready(
-            step(policy, state, checkpoint.params, jnp.uint32(7), settings, number, verdicts)
-        )
+        state = iteration(policy, state, sizes, settings, number, verdicts)
         seconds.append(time.perf_counter() - start)
     first, *rest = seconds
     figures = {"seconds": statistics.median(rest), "fastest": min(rest), "slowest": max(rest), "first_seconds": first}
     return {name: round(value, 4) for name, value in figures.items()}
 
 
+def iteration(policy: LanguagePolicy, state: Any, sizes: Any, settings: Any, number: int, verdicts: Any) -> Any:
+    """One iteration with a uniform reference policy; returns the state after it, computed."""
+    reference = np.full((len(enumerate_histories().step), len(ACTIONS)), -np.log(len(ACTIONS)), np.float32)
+    drawn = (policy, state.params, np.array(7, np.uint32), number, verdicts)
+    episodes, rewards, behavior = language_training.sample(*drawn, sizes=sizes)
+    state, *_ = language_training.learn(
+        policy,
+        state,
+        reference,
+        episodes,
+        rewards,
+        behavior,
+        settings,
+        sizes=sizes,
+        micro_batch=language_training.MICRO_BATCH,
+    )
+    return jax.block_until_ready(state)
+
+
 def measure_exact(policy: LanguagePolicy, checkpoint: Checkpoint, repetitions: int) -> dict[str, Any]:
     """Exact evaluation: over all histories, over those that can succeed, and a sampled estimate of 20,000 episodes."""
     figures: dict[str, Any] = {}
     accepted = np.array([0.0, 0.0, 0.0, 1.0])
-    for name, histories in (("all", enumerate_histories()), ("can_succeed", enumerate_histories(can_succeed=True))):
-        evaluate = partial(policy.history_log_probs, histories=histories)
+    histories = enumerate_histories()
+    for name, can_succeed in (("all", False), ("can_succeed", True)):
+        evaluate = partial(policy.history_log_probs, can_succeed=can_succeed)
         figures[name] = timed(evaluate, checkpoint.params, repetitions=repetitions)
         success = expectations(histories, jax.jit(evaluate)(checkpoint.params), accepted).success
-        figures[name] |= {"histories": len(histories.step), "success": success}
+        figures[name] |= {"histories": int(histories.can_succeed.sum()) if can_succeed else 3906, "success": success}
     sample, successes, count = jax.jit(policy.sample), 0, 0
     while count < 20_000:
         actions, _ = sample(checkpoint.params, jax.random.uniform(jax.random.key(count), (MAX_STEPS, 32)))
@@ -192,63 +214,37 @@ def _succeeds(actions: np.ndarray) -> bool:
 
 def measure_memory(size: str, dtype: str) -> dict[str, Any]:
     """Peak memory of a process that makes one iteration of 8 episodes, compilation included."""
-    program = (
-        "import jax, jax.numpy as jnp, resource, json, sys\n"
-        "from benchmarks.language import *\n"
-        f"policy, checkpoint = model({size!r}, {dtype!r})\n"
-        "sizes = training.Sizes('grpo', groups=1, group_size=8, epochs=2)\n"
-        "settings = training.Settings(*map(jnp.float32, (1e-6, 0.2, 0.02)))\n"
-        "state = training.initial_state(jax.tree.map(jnp.copy, checkpoint.params))\n"
-        "verdicts = jnp.ones((1, 4), bool)\n"
-        "jax.block_until_ready(language_training.iterate(policy, state, checkpoint.params, jnp.uint32(7), settings, 0,"
-        " verdicts, sizes=sizes, micro_batch=language_training.MICRO_BATCH))\n"
-        "device = jax.devices()[0].memory_stats() or {}\n"
-        "print(json.dumps({'host_gigabytes': resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,"
-        " 'device_gigabytes': device.get('peak_bytes_in_use', 0) / 2**30}))\n"
-    )
+    program = f"from benchmarks.language import iterate_once; iterate_once({size!r}, {dtype!r})"
     shown = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
     return dict(json.loads(shown.splitlines()[-1]))
 
 
-def measure_pytorch(policy: LanguagePolicy, checkpoint: Checkpoint, repetitions: int) -> dict[str, Any]:
-    """One iteration's scoring of 4 x 8 episodes, sampled and updated twice, as an eager PyTorch loop does it.
+def iterate_once(size: str, dtype: str) -> None:
+    """Makes one iteration of 8 episodes and prints this process's peak of memory."""
+    policy, checkpoint = model(size, dtype)
+    sizes = training.Sizes("grpo", groups=1, group_size=8, epochs=2)
+    settings = training.Settings(*map(jnp.float32, (1e-6, 0.2, 0.02)))
+    state = training.initial_state(jax.tree.map(jnp.copy, checkpoint.params))
+    iteration(policy, state, sizes, settings, 0, np.ones((1, 4), bool))
+    device = jax.devices()[0].memory_stats() or {}
+    host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    print(json.dumps({"host_gigabytes": host, "device_gigabytes": device.get("peak_bytes_in_use", 0) / 2**30}))
 
-    Every action taken is one forward pass of six rows when sampled, again for the reference, and again with its
-    gradient in each of the two optimizer steps. Only where torch is installed; it gets as many threads as it finds.
-    """
-    import torch
-    from transformers import GPT2Config as TorchConfig
-    from transformers import GPT2LMHeadModel
 
-    actions = random_episodes(32)
-    tokens, starts, ends, _ = plain_rows(policy, checkpoint.end_of_text, actions)
-    network = GPT2LMHeadModel(TorchConfig(**vars(checkpoint.config))).eval()
-    optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
-
-    def log_probs(row: int) -> Any:
-        six = slice(row, row + len(ACTIONS))
-        ids = torch.from_numpy(tokens[six, : ends[six].max()]).long()
-        each = network(ids).logits[:, :-1].log_softmax(-1).gather(2, ids[:, 1:, None])[..., 0]
-        index = torch.arange(1, ids.shape[1])
-        scored = (index >= torch.from_numpy(starts[six, None])) & (index < torch.from_numpy(ends[six, None]))
-        return (each * scored).sum(1).log_softmax(0)
-
-    seconds = []
-    for _ in range(max(1, repetitions // 3)):
-        start = time.perf_counter()
-        with torch.no_grad():
-            for row in [*range(0, len(tokens), len(ACTIONS))] * 2:  # sampling and reference
-                log_probs(row)
-        for _ in range(2):
-            optimizer.zero_grad()
-            for row in range(0, len(tokens), len(ACTIONS)):
-                log_probs(row).sum().backward()
-            torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-            optimizer.step()
-        seconds.append(time.perf_counter() - start)
+def measure_pytorch(
+    policy: LanguagePolicy, checkpoint: Checkpoint, repetitions: int, torch_python: str
+) -> dict[str, Any]:
+    """One iteration of 4 x 8 episodes against `benchmarks.pytorch_language`, a process of its own, on all cores."""
+    tokens, starts, ends, _ = plain_rows(policy, checkpoint.end_of_text, random_episodes(32))
+    with tempfile.TemporaryDirectory() as folder:
+        save_checkpoint(Path(folder) / "model", checkpoint)
+        np.savez(Path(folder) / "rows.npz", tokens=tokens, starts=starts, ends=ends)
+        program = Path(__file__).with_name("pytorch_language.py")
+        command = [torch_python, str(program), folder, str(max(1, repetitions // 3))]
+        shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    theirs = json.loads(shown.splitlines()[-1])
     ours = measure_iteration(policy, checkpoint, repetitions)
-    speedup = round(statistics.median(seconds) / ours["seconds"], 2)
-    return {"speedup": speedup, "pytorch_seconds": statistics.median(seconds), "ours": ours}
+    return {"speedup": round(theirs["seconds"] / ours["seconds"], 2), "pytorch": theirs, "ours": ours}
 
 
 def main() -> None:
@@ -259,19 +255,25 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=8, help="of packed and rollout [8]")
     parser.add_argument("--repetitions", type=int, default=9)
     parser.add_argument("--measures", nargs="+", choices=MEASURES, default=MEASURES[:-1])
+    parser.add_argument("--torch-python", default=sys.executable, help="an interpreter with torch and transformers")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="append the JSON objects to this file")
     flags = parser.parse_args()
     policy, checkpoint = model(flags.size, flags.dtype)
-    where = {"size": flags.size, "dtype": flags.dtype, "device": jax.devices()[0].device_kind}
+    where = {"size": flags.size, "dtype": flags.dtype, "device": jax.devices()[0].device_kind, "cores": cores()}
     run = {
         "packed": lambda: measure_packed(policy, checkpoint, flags.episodes, flags.repetitions),
         "rollout": lambda: measure_rollout(policy, checkpoint, flags.episodes, flags.repetitions),
         "iteration": lambda: measure_iteration(policy, checkpoint, flags.repetitions),
         "exact": lambda: measure_exact(policy, checkpoint, max(1, flags.repetitions // 3)),
         "memory": lambda: measure_memory(flags.size, flags.dtype),
-        "pytorch": lambda: measure_pytorch(policy, checkpoint, flags.repetitions),
+        "pytorch": lambda: measure_pytorch(policy, checkpoint, flags.repetitions, flags.torch_python),
     }
     for name in flags.measures:
-        print(json.dumps({"measure": name, **where, **run[name]()}), flush=True)
+        line = json.dumps({"measure": name, **where, **run[name]()})
+        print(line, flush=True)
+        if flags.output is not None:
+            with flags.output.open("a") as file:
+                file.write(line + "\n")
 
 
 if __name__ == "__main__":

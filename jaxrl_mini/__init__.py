@@ -14,6 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    __version__: str
     from jaxrl_mini.config import Config, UserError
     from jaxrl_mini.dataset import Dataset
     from jaxrl_mini.engine import run_sweep
@@ -54,6 +55,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":  # as installed; pyproject.toml is the one place that says it
+        return importlib.import_module("importlib.metadata").version(__name__)
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

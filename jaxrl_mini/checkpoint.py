@@ -67,6 +67,13 @@ class Snapshot(NamedTuple):
         """How many are done."""
         return len(self.history["iteration"])
 
+    def history_by(self, chunk: int) -> list[dict[str, np.ndarray]]:
+        """The history of all whole chunks of iterations, and that of the rest."""
+        first = self.iteration - self.iteration % chunk
+        return [
+            {name: column[part] for name, column in self.history.items()} for part in (slice(first), slice(first, None))
+        ]
+
 
 class Checkpoints:
     """The checkpoints of one run in a folder, which no other process may use meanwhile.
@@ -77,6 +84,7 @@ class Checkpoints:
     Args:
       folder: their place; it is created.
       config: of the run.
+      mesh: its devices, as `Config`'s settings do not say.
       every: iterations between checkpoints; there is one after the last iteration, too.
       resume: go on from the newest one, if there is any.
       say: takes a line for the user.
@@ -91,6 +99,7 @@ class Checkpoints:
         folder: str | Path,
         config: Config,
         *,
+        mesh: jax.sharding.Mesh | None = None,
         every: int = EVERY,
         resume: bool = False,
         say: Callable[[str], object] = warnings.warn,
@@ -98,6 +107,7 @@ class Checkpoints:
         if every < 1:
             raise UserError(f"--checkpoint-every {every} is out of range: expected a whole number from 1")
         self.folder, self.config, self.every, self.resume, self._say = Path(folder), config, every, resume, say
+        self._mesh = mesh
         self.newest: int | None = None
         """Iterations done in the newest checkpoint."""
         self._beginning = np.empty(0)
@@ -150,7 +160,7 @@ class Checkpoints:
             except UserError as error:
                 damaged.append(f"{there[number].name} ({error})")
                 continue
-            if odd := differences(run, _run(self.config), except_for=("iterations",)):
+            if odd := differences(run, _run(self.config, self._mesh), except_for=("iterations",)):
                 raise UserError(f"checkpoint folder {self.folder} holds another run ({odd}): name another folder")
             if number > self.config.iterations:
                 asked = f"--iterations {self.config.iterations} is too few"
@@ -262,7 +272,7 @@ class Checkpoints:
             "beginning": self._beginning,
         }
         _orbax().save(folder.absolute() / ARRAYS, tree)
-        (folder / RUN).write_text(json.dumps(_run(self.config), indent=1) + "\n")
+        (folder / RUN).write_text(json.dumps(_run(self.config, self._mesh), indent=1) + "\n")
         sums = [f"{_sha256(path)}  {path.relative_to(folder)}\n" for path in _files(folder)]
         (folder / SUMS).write_text("".join(sums))
         for path in (*folder.rglob("*"), folder):
@@ -304,11 +314,12 @@ def _remove(place: Path) -> None:
         shutil.rmtree(gone, ignore_errors=True)
 
 
-def _run(config: Config) -> dict[str, Any]:
-    """All that a run's numbers depend on but its initial state: settings, versions, device."""
+def _run(config: Config, mesh: jax.sharding.Mesh | None = None) -> dict[str, Any]:
+    """All that a run's numbers depend on but its initial state: settings, versions, devices."""
     device = jax.devices()[0]
     versions = {name: importlib.metadata.version(name) for name in NUMERICAL}
-    return {**config.to_dict(), **versions, "platform": device.platform, "device_kind": device.device_kind}
+    devices = {"platform": device.platform, "device_kind": device.device_kind, "mesh": mesh and dict(mesh.shape)}
+    return {**config.to_dict(), **versions, **devices}
 
 
 def _files(folder: Path) -> list[Path]:

@@ -8,7 +8,9 @@ import shlex
 import signal
 import sys
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -18,14 +20,38 @@ if TYPE_CHECKING:
     from jaxrl_mini.grid import Grid
 
 MAX_LINE = 1000
+MODULES = "python -m jaxrl_mini."
+_caller = ContextVar("_caller", default=MODULES)
 DEVICES = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "tpu": "tpu"}
 
 
-class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line."""
+@contextmanager
+def called_as(caller: str) -> Iterator[None]:
+    """What stands before the name of a command in its help and errors, in place of `MODULES`."""
+    before = _caller.set(caller)
+    try:
+        yield
+    finally:
+        _caller.reset(before)
 
-    def __init__(self, prog: str, **options: Any):
-        super().__init__(prog, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line, and whose help names the command as it was called.
+
+    Args:
+      command: `train`, say.
+      epilog: its examples, as `python -m jaxrl_mini.train ...`.
+      options: as of `argparse.ArgumentParser`.
+    """
+
+    def __init__(self, command: str, epilog: str = "", **options: Any):
+        super().__init__(
+            (_caller.get() + command).strip(),
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            epilog=epilog.replace(MODULES, _caller.get()),
+            **options,
+        )
 
     def error(self, message: str) -> NoReturn:
         """Exits with code 2 and the message."""
@@ -89,6 +115,72 @@ def add_config_flags(parser: argparse.ArgumentParser, several: bool = False) -> 
 def add_device_flag(parser: argparse.ArgumentParser) -> None:
     """The flag that `use_device` takes."""
     parser.add_argument("--device", choices=DEVICES, help="where to compute [what jax finds: tpu, gpu, then cpu]")
+
+
+def add_mesh_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags that `use_processes` and `mesh_from` take."""
+    group = parser.add_argument_group("several devices, for a language model")
+    group.add_argument("--mesh", metavar="data=N,model=M", help="split rows over N devices and weights over M")
+    for name, kind, text in PROCESS_FLAGS:
+        group.add_argument(
+            f"--{name}", type=kind, metavar="HOST:PORT" if kind is str else "N", help=f"{text} [${_variable(name)}]"
+        )
+
+
+PROCESS_FLAGS = (
+    ("coordinator-address", str, "where the first of several processes listens"),
+    ("num-processes", int, "how many there are"),
+    ("process-id", int, "which of them this is, from 0"),
+)
+
+
+def _variable(flag: str) -> str:
+    return "JAX_" + flag.upper().replace("-", "_")
+
+
+def use_processes(arguments: argparse.Namespace) -> None:
+    """Joins the processes that the flags or the environment name, which then compute one run together.
+
+    Raises:
+      UserError: only some of the three are given, a number is out of range, or the processes do not meet.
+    """
+    values: dict[str, Any] = {}
+    for flag, kind, _ in PROCESS_FLAGS:
+        name, variable = flag.replace("-", "_"), _variable(flag)
+        value = getattr(arguments, name)
+        text = os.environ.get(variable)
+        if value is None and text is not None:
+            if kind is int and not (text.isascii() and text.isdigit()):
+                raise UserError(f"{variable} {text!r} is out of range: expected a whole number from 0")
+            value = kind(text)
+        values[name] = value
+    if all(value is None for value in values.values()):
+        return
+    missing = [flag for flag, _, _ in PROCESS_FLAGS if values[flag.replace("-", "_")] is None]
+    if missing:
+        raise UserError(f"--{missing[0]} is missing: several processes need {', '.join(f[0] for f in PROCESS_FLAGS)}")
+    if arguments.mesh is None:
+        raise UserError("--mesh is missing: several processes need one over all of their devices")
+    if not 0 <= values["process_id"] < values["num_processes"]:
+        raise UserError(
+            f"--process-id {values['process_id']} is out of range: expected 0 to {values['num_processes'] - 1}"
+        )
+    import jax
+
+    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM, and the run go on
+    try:
+        jax.distributed.initialize(**values)
+    except (RuntimeError, ValueError) as error:
+        raise UserError(f"--coordinator-address {values['coordinator_address']}: {error}") from error
+
+
+def mesh_from(arguments: argparse.Namespace) -> Any:
+    """The `jax.sharding.Mesh` of `--mesh`, or None."""
+    if arguments.mesh is None:
+        return None
+    from jaxrl_mini.placement import make_mesh
+
+    return make_mesh(arguments.mesh)
 
 
 def config_from(arguments: argparse.Namespace) -> Config:

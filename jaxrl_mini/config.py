@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 BACKENDS = ("table", "hf")
 METHODS = ("grpo", "rs-sft")
-DTYPES = ("float32", "bfloat16")
+DTYPES = ("float32", "bfloat16", "float16")
 ADVANTAGES = ("group-std", "group-sample-std", "group-mean", "batch-std", "rloo", "maxrl", "reinforce")
 AGGREGATIONS = ("episode-mean", "step-mean", "fixed-length")
 SURROGATES = ("clip", "dual-clip", "cispo", "none")
@@ -23,6 +23,8 @@ GRADIENT_ONLY = ("advantage", "aggregation", "surrogate", "clip_high", "kl", "en
 DEFAULT_LR = {"table": 0.08, "hf": 1e-6}
 MAX_SEED = 2**32 - 1
 MAX_COUNT = 2**31 - 1
+HISTORY_EVERY = f"a whole number from 0 to {MAX_COUNT}"
+"""What a sweep's `history_every` may be."""
 MAX_EXACT_GROUP = 1024
 """The largest group over whose outcomes the exact gradient sums."""
 MAX_BATCH = 2**20
@@ -116,7 +118,9 @@ class Config:
     eval_episodes: int = setting(
         500, "sampled evaluation episodes, before and after", minimum=1, maximum=MAX_EVAL_EPISODES
     )
-    dtype: str | None = setting(None, "what a language model computes in [float32]", choices=DTYPES)
+    dtype: str | None = setting(
+        None, "what a language model computes in, and its saved weights [float32]", choices=DTYPES
+    )
     micro_batch: int | None = setting(None, "episodes of a language model's update at once [4]", minimum=1)
     exact_every: int | None = setting(None, "iterations between a language model's exact evaluations [10]", minimum=1)
 

@@ -96,7 +96,10 @@ def compute_part(
     dataset: Dataset, number: int, device: jax.Device | None = None, stopped: Callable[[], bool] = lambda: False
 ) -> int:
     """Trains the runs of a part and commits it; returns its number."""
-    runs, history = fleet.train_part(dataset.grid, number, device=device, stopped=stopped)
+    train_part = fleet.train_part
+    if dataset.grid.part(number).shared.backend == "hf":
+        from jaxrl_mini.language_fleet import train_part  # imports flax, for which a table policy should not wait
+    runs, history = train_part(dataset.grid, number, device=device, stopped=stopped)
     dataset.commit(number, runs, history)
     return number
 

@@ -24,12 +24,12 @@ PICTURES = (".svg", ".png", ".pdf")
 
 def main(arguments: list[str]) -> None:
     """Parses, judges, prints and writes."""
-    parser = commandline.Parser("python -m jaxrl_mini.estimators", description=__doc__, epilog=EXAMPLES)
+    parser = commandline.Parser("estimators", description="Judges gradient estimators exactly.", epilog=EXAMPLES)
     parser.add_argument("--advantage", nargs="+", choices=ADVANTAGES, default=list(ADVANTAGES), help="[all]")
     parser.add_argument("--aggregation", nargs="+", choices=AGGREGATIONS, default=list(AGGREGATIONS), help="[all]")
     parser.add_argument("--groups", type=int, default=4, metavar="INT", help="groups in a batch [4]")
     parser.add_argument("--group-size", type=int, default=8, metavar="INT", help="episodes in a group [8]")
-    parser.add_argument("--reward", default="verifier", help="what the estimators see [verifier]")
+    parser.add_argument("--reward", default="verifier", metavar="STR", help="what the estimators see [verifier]")
     parser.add_argument("--seed", type=int, default=7, metavar="INT", help="the run that the policies come from [7]")
     parser.add_argument(
         "--at", type=int, nargs="+", metavar="ITERATION", default=[0, 10, 20, 100],

@@ -141,6 +141,7 @@ def run(
     *,
     on_chunk: Callable[[History], None] | None = None,
     checkpoints: Checkpoints | None = None,
+    mesh: jax.sharding.Mesh | None = None,
 ) -> Result:
     """Trains one policy.
 
@@ -148,11 +149,12 @@ def run(
       config: the settings.
       on_chunk: called with the history of each 20 iterations as soon as they are done.
       checkpoints: where to keep the run on the way, and what to go on from.
+      mesh: the devices of a language model (see `placement`); None is jax's default device.
     """
     if config.backend == "hf":
         from jaxrl_mini import language_training  # imports flax, for which a table policy should not wait
 
-        return language_training.run(config, on_chunk=on_chunk, checkpoints=checkpoints)
+        return language_training.run(config, on_chunk=on_chunk, checkpoints=checkpoints, mesh=mesh)
     compiled, block = compilation.seconds(), Block.of_config(config)
     past = checkpoints.restore(block.state) if checkpoints else None
     with ThreadPoolExecutor(1) as thread:  # the program is compiled, or loaded, while the initial policy is evaluated
@@ -163,7 +165,7 @@ def run(
     started, compiled = time.perf_counter(), compilation.seconds() - compiled
     if past:
         block.go_on(past.state, past.iteration)
-        histories, lefts, reported = [past.history], [past.left], 1
+        histories, lefts, reported = past.history_by(CHUNK), [past.left], 1
         started, compiled = started - past.seconds[1], compiled + past.seconds[0]
 
     def snapshot() -> Snapshot:

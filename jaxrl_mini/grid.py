@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_mini.config import MAX_COUNT, MAX_SEED, Config, UserError, Variant
+from jaxrl_mini.config import HISTORY_EVERY, MAX_COUNT, MAX_SEED, Config, UserError, Variant
 
 BLOCK = 64
 """Runs that are computed side by side, by one call of a compiled program."""
@@ -32,10 +32,12 @@ PROGRAM_FIELDS = ("method", "groups", "group_size", "epochs", *Variant._fields)
 MAX_SETTINGS, MAX_LISTED_SEEDS = 100_000, 1_000_000
 """Of a grid. A range of seeds may be longer: it takes no memory."""
 
-HISTORY_EVERY = f"a whole number from 0 to {MAX_COUNT}"
-
 SHARED_FIELDS = (*PROGRAM_FIELDS, "iterations", "eval_episodes")
 """Runs of settings that agree in these fill blocks together: the others are data."""
+
+
+MODEL_FIELDS = ("backend", "model", "dtype", "micro_batch", "exact_every")
+"""The same for settings that are those of a language model; its runs are computed one by one."""
 
 
 class Part(NamedTuple):
@@ -72,7 +74,7 @@ class Grid:
     """Settings x seeds.
 
     Raises:
-      UserError: no seed or no setting, a seed out of range, anything listed twice, or a backend without sweeps.
+      UserError: no seed or no setting, a seed out of range, or anything listed twice.
     """
 
     settings: tuple[Config, ...]
@@ -87,9 +89,6 @@ class Grid:
         object.__setattr__(self, "seeds", _as_range(self.seeds))
         if not self.settings or not self.seeds:
             raise UserError("the sweep is empty: give at least one seed and one value of each setting")
-        for config in self.settings:
-            if config.backend != "table":
-                raise UserError(f"--backend {config.backend} cannot be swept: use --backend table")
         ends = (self.seeds[0], self.seeds[-1]) if isinstance(self.seeds, range) else self.seeds
         for seed in ends:
             if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
@@ -143,7 +142,7 @@ class Grid:
         for members in places.values():
             config = self.settings[members[0]]
             length = max(1.0, config.iterations * config.groups * config.group_size / BLOCK_EPISODES)
-            part_runs = BLOCK * max(1, int(min(MAX_BLOCKS / length, even)))
+            part_runs = 1 if config.backend == "hf" else BLOCK * max(1, int(min(MAX_BLOCKS / length, even)))
             runs = len(members) * len(self.seeds)
             families.append(_Family(tuple(members), run, runs, part, -(-runs // part_runs), part_runs))
             run, part = run + runs, part + families[-1].parts
@@ -168,6 +167,10 @@ class Grid:
             local_settings.astype(np.int32),
             seeds.astype(np.uint32),
         )
+
+    def config_of(self, part: Part) -> Config:
+        """The settings of a part's first run, with its seed."""
+        return dataclasses.replace(part.settings[part.local_settings[0]], seed=int(part.seeds[0]))
 
     def part_runs(self, number: int) -> int:
         """How many runs a part has."""
@@ -290,7 +293,7 @@ def _values(config: Config, names: Sequence[str]) -> tuple[Any, ...]:
 
 def _program(config: Config) -> tuple[Any, ...]:
     """What shapes a setting's compiled program: some numbers are data, but their absence is not."""
-    return (*_values(config, PROGRAM_FIELDS), config.clip_high is None, config.entropy_bonus == 0)
+    return (*_values(config, (*PROGRAM_FIELDS, *MODEL_FIELDS)), config.clip_high is None, config.entropy_bonus == 0)
 
 
 def _label(config: Config) -> str:

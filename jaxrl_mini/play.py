@@ -26,7 +26,7 @@ SEEDS = f"a whole number from 0 to {MAX_SEED}"
 
 def main(arguments: list[str]) -> None:
     """Parses, plays, prints."""
-    parser = commandline.Parser("python -m jaxrl_mini.play", description="Plays a kept policy.", epilog=EXAMPLES)
+    parser = commandline.Parser("play", description="Plays a kept policy.", epilog=EXAMPLES)
     parser.add_argument(
         "folder",
         type=commandline.path,

@@ -29,6 +29,8 @@ HISTORY = ("loss", "mean_kl", "ratio_outside_clip_fraction")
 NAMES = ("config", "actions", "rewards", "advantages", "old_log_probs", "logits", *(f"history_{h}" for h in HISTORY))
 """The arrays that are read."""
 CONFIG_KEYS = ("method", "iterations", "groups", "group_size", "epochs", "lr", "clip", "beta")
+LANGUAGE_KEYS = ("backend", "model", "dtype", "micro_batch")
+"""Settings that a recording names only if it is a language model's."""
 OPTION_KEYS = ("advantage", "aggregation", "surrogate", "clip_high", "kl", "entropy_bonus", "reward")
 """Settings that a recording names only where they are not the defaults."""
 MAX_BYTES = 2**31
@@ -62,6 +64,8 @@ def read(path: str | Path) -> Recording:
         "logits": (config.iterations + 1, NUM_STATES, NUM_ACTIONS),
         "history_loss": batch[:1],
     }
+    if config.backend == "hf":
+        del shapes["logits"]
     shapes |= {f"history_{name}": batch[:1] for name in HISTORY if f"history_{name}" in arrays}
     for name, shape in shapes.items():
         if name not in arrays:
@@ -102,7 +106,7 @@ def _arrays(path: str | Path) -> dict[str, np.ndarray]:
 def _config(path: str | Path, text: np.ndarray | None) -> Config:
     try:
         data = json.loads(str(text[()]))  # type: ignore[index]
-        options = {name: data[name] for name in OPTION_KEYS if name in data}
+        options = {name: data[name] for name in (*OPTION_KEYS, *LANGUAGE_KEYS) if name in data}
         return Config(**{name: data[name] for name in CONFIG_KEYS}, **options)
     except UserError as error:
         raise UserError(f"recording {path}: {error}") from error
@@ -123,7 +127,6 @@ def _check_actions(path: str | Path, actions: np.ndarray) -> None:
 
 def write(result: Result, output: Output) -> None:
     """Writes a run's sampled episodes and what they led to."""
-    assert result.logits is not None  # recordings are of table policies
     config, sizes = result.config, result.packed_episodes.shape
     episodes = Episodes(result.packed_episodes)
     verdicts = training_verdicts(0, config.iterations, config.groups)
@@ -132,17 +135,26 @@ def write(result: Result, output: Output) -> None:
     rewards = verdicts if result.rewards is None else result.rewards
     by_run = objective.group_advantages(jnp.moveaxis(rewards, 0, -1), config.advantage)
     advantages = np.moveaxis(np.asarray(by_run), -1, 0)
-    log_probs = np.moveaxis(np.asarray(table.distribution(jnp.moveaxis(result.logits[:-1], 0, -1)).log_probs), -1, 0)
+    if result.logits is None:
+        policy: dict[str, Any] = {"old_log_probs": result.behavior}
+    else:
+        log_probs = np.moveaxis(
+            np.asarray(table.distribution(jnp.moveaxis(result.logits[:-1], 0, -1)).log_probs), -1, 0
+        )
+        policy = {"old_log_probs": _of_taken(log_probs, episodes), "logits": result.logits}
     settings = {name: config.to_dict()[name] for name in (*CONFIG_KEYS, "seed", "eval_episodes")}
-    settings |= {name: getattr(config, name) for name in OPTION_KEYS if getattr(config, name) != getattr(Config, name)}
+    settings |= {
+        name: getattr(config, name)
+        for name in (*OPTION_KEYS, *LANGUAGE_KEYS)
+        if getattr(config, name) != getattr(Config, name)
+    }
     settings["lr"] = config.effective_lr
     arrays = {
         "config": np.array(json.dumps(settings)),
         "actions": np.moveaxis(np.asarray(episodes.actions, np.int8), 0, -1),
         "rewards": np.asarray(rewards),
         "advantages": np.asarray(advantages if config.method == "grpo" else 0 * rewards),
-        "old_log_probs": _of_taken(log_probs, episodes),
-        "logits": result.logits,
+        **policy,
         **{f"history_{name}": column for name, column in result.history.items() if name != "iteration"},
         "before": np.array(json.dumps(records.finite(records.summary(result.before)))),
         "after": np.array(json.dumps(records.finite(records.summary(result.after)))),
@@ -159,9 +171,14 @@ def replay_errors(recording: Recording) -> dict[str, float | None]:
     each state's mean: a constant per state changes no probability, and Adam makes one of 0.06 out of the rounding
     of a gradient that is 0.
 
+    A language model's weights are not in a recording, so all of its updates follow each other, from the folder of
+    the model on: the errors are 0 on the machine that recorded, and grow with the iterations on another.
+
     A figure that is not in the recording gives None, one that is not a number on one side alone infinity.
     """
     config, arrays = recording.config, recording.arrays
+    if config.backend == "hf":
+        return _language_errors(recording)
     sizes = Sizes(config.method, config.groups, config.group_size, config.epochs, config.variant)
     settings = jax.tree.map(jnp.float32, Settings.of(config))
     logits = jnp.asarray(arrays["logits"], jnp.float32)
@@ -182,6 +199,30 @@ def replay_errors(recording: Recording) -> dict[str, float | None]:
     ours["logits"] = _centered(ours["logits"])
     ours["behavior_log_probs"] = _of_taken(ours["log_probs"], Episodes(ours["packed"]))
     return {name: _max_error(ours[name], theirs[name]) for name in theirs}
+
+
+def _language_errors(recording: Recording) -> dict[str, float | None]:
+    from jaxrl_mini.language_training import Run, behavior_of_taken, of_taken
+
+    config, arrays = recording.config, recording.arrays
+    run, figures = Run(config), []
+    for actions, rewards, recorded in zip(*(arrays[n] for n in ("actions", "rewards", "old_log_probs")), strict=True):
+        taken = jnp.asarray(np.moveaxis(actions, -1, 0), jnp.int32)
+        episodes = Episodes(np.asarray(rollout.episodes_from_actions(taken).packed))
+        rewards = rewards.astype(np.float32)
+        again = run.log_probs(episodes)
+        metrics = run.learn(episodes, rewards, behavior_of_taken(recorded, episodes))
+        by_group = np.asarray(objective.group_advantages(jnp.asarray(rewards), config.advantage))
+        figures.append(
+            {
+                **{name: metrics[name][0] for name in HISTORY},
+                "advantages": by_group if config.method == "grpo" else 0.0 * rewards,
+                "behavior_log_probs": of_taken(again, episodes),
+            }
+        )
+    theirs = {**{name: arrays.get(f"history_{name}") for name in HISTORY}, "advantages": arrays["advantages"]}
+    theirs["behavior_log_probs"] = arrays["old_log_probs"]
+    return {name: _max_error(np.stack([one[name] for one in figures]), theirs[name]) for name in theirs}
 
 
 @partial(jax.jit, static_argnames="sizes")

@@ -7,7 +7,7 @@ from jaxrl_mini import commandline
 from jaxrl_mini.config import UserError
 
 EXAMPLES = """\
-example:
+examples:
   python -m jaxrl_mini.train --seed 7 --trajectories run.npz
   python -m jaxrl_mini.replay run.npz
 
@@ -23,7 +23,7 @@ TOLERANCES = "a number from 0, finite"
 
 def main(arguments: list[str]) -> int:
     """Parses, replays, prints."""
-    parser = commandline.Parser("python -m jaxrl_mini.replay", description=__doc__, epilog=EXAMPLES)
+    parser = commandline.Parser("replay", description="Replays recorded episodes.", epilog=EXAMPLES)
     parser.add_argument(
         "files",
         nargs="+",

@@ -27,7 +27,7 @@ MARK = b"jaxrl_mini report"
 
 def main(arguments: list[str]) -> None:
     """Parses, reads everything, writes."""
-    parser = commandline.Parser("python -m jaxrl_mini.report", description="Writes a page.", epilog=EXAMPLES)
+    parser = commandline.Parser("report", description="Writes a page.", epilog=EXAMPLES)
     parser.add_argument(
         "sources",
         nargs="+",

@@ -29,7 +29,7 @@ SHOWN = 20
 
 def main(arguments: list[str]) -> int:
     """Parses, checks, prints."""
-    parser = commandline.Parser("python -m jaxrl_mini.reproduce", description="Checks records.", epilog=EXAMPLES)
+    parser = commandline.Parser("reproduce", description="Checks records.", epilog=EXAMPLES)
     parser.add_argument(
         "files", nargs="+", type=commandline.path, metavar="RECORD.json", help="a record, as train writes it"
     )

@@ -36,6 +36,8 @@ class Result:
     """Seconds: `compile_seconds`, `run_seconds`, and `train_and_final_eval_seconds`, which both are part of."""
     checkpoint: Any = None
     """The trained language model, a `pretrained.Checkpoint`."""
+    behavior: np.ndarray | None = None
+    """float32 [iteration, group, episode, step]: a language model's log-probabilities of the actions when sampled."""
     rewards: np.ndarray | None = None
     """float32 [iteration, group, episode], where they are not the verifier's verdicts on the sampled episodes."""
 

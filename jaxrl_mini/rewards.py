@@ -28,9 +28,9 @@ OUTCOMES = NUM_VARIANTS + 1
 
 def rewards_of(
     episodes: Episodes,
-    verdicts: Bool[Array, "iteration group variant"],
+    verdicts: Bool[AnyArray, "iteration group variant"],
     seeds: Seeds,
-    iteration: Int[Array, ""],
+    iteration: int | Int[Array, ""],
     *,
     reward: str,
 ) -> Float[Array, "group episode *run"]:
@@ -60,7 +60,7 @@ def rewards_of(
 
 @stage
 def _graded(
-    episodes: Episodes, verdicts: Bool[Array, "iteration group variant"], iteration: Int[Array, ""]
+    episodes: Episodes, verdicts: Bool[AnyArray, "iteration group variant"], iteration: int | Int[Array, ""]
 ) -> Float[Array, "group episode *run"]:
     return jnp.asarray(rollout.grade(episodes, verdicts[iteration % len(verdicts)]))
 
@@ -68,9 +68,9 @@ def _graded(
 @partial(stage, static_argnames="reward")
 def _worrying(
     episodes: Episodes,
-    verdicts: Bool[Array, "iteration group variant"],
+    verdicts: Bool[AnyArray, "iteration group variant"],
     seeds: Seeds,
-    iteration: Int[Array, ""],
+    iteration: int | Int[Array, ""],
     *,
     reward: str,
 ) -> Float[Array, "group episode *run"]:

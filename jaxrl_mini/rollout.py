@@ -7,7 +7,6 @@ import functools
 import operator
 from functools import partial
 
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
@@ -151,13 +150,14 @@ def _apply(
     return choice, variants, active
 
 
-def episodes_from_actions(actions: Int[Array, "6 group episode *run"]) -> Episodes:
+def episodes_from_actions(actions: Int[AnyArray, "6 group episode *run"]) -> Episodes:
     """Plays given actions, -1 after the end, through the tables."""
-    variants = packed = jnp.zeros(actions.shape[1:], jnp.int32)
+    xp = actions.__array_namespace__()
+    variants = packed = xp.zeros(actions.shape[1:], dtype=xp.int32)
     active = packed + 1
     for step in range(MAX_STEPS):
         choice, variants, active = _move(actions[step], variants, active, step=step)
-        packed |= (choice + 1) << CHOICE_BITS * step
+        packed = packed | (choice + 1) << CHOICE_BITS * step
     return Episodes(packed)
 
 

@@ -7,12 +7,14 @@ import signal
 import sys
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from jaxrl_mini import commandline
-from jaxrl_mini.config import Config, UserError
-from jaxrl_mini.grid import HISTORY_EVERY, Grid, parse_number, parse_seeds
+from jaxrl_mini.config import HISTORY_EVERY, Config, UserError
 from jaxrl_mini.hardware import cores
+
+if TYPE_CHECKING:
+    from jaxrl_mini.grid import Grid
 
 EXAMPLES = """\
 examples:
@@ -25,8 +27,17 @@ The same command again computes only what is missing in the folder. On a cluster
 jobs its share of one folder on a shared disk: --shard 1/n to --shard n/n.
 """
 
-SECONDS_PER_EPISODE = 1.5e-7
-"""Time of a training episode on one core of a current CPU, for the estimate."""
+SUMMARY_EXAMPLES = """\
+examples:
+  python -m jaxrl_mini.sweep summary sweeps/lr
+  python -m jaxrl_mini.sweep summary sweeps/lr --json
+"""
+
+SECONDS_PER_EPISODE = {"table": 1e-7, "hf": 4e-3}
+"""Time of an episode on one core of a current CPU, for the estimate; of the smallest language model."""
+
+SECONDS_PER_HISTORY_ROW, SECONDS_PER_COMPILATION = 8e-5, 4.0
+"""The same of what is kept of an iteration, and of a compilation with the start of the processes."""
 
 RUN_BYTES, HISTORY_ROW_BYTES = 150, 30
 """What a row takes on the disk, about."""
@@ -37,7 +48,7 @@ def main(arguments: list[str]) -> None:
     if arguments[:1] == ["summary"]:
         summarize(arguments[1:])
         return
-    parser = commandline.Parser("python -m jaxrl_mini.sweep", description="Trains many policies.", epilog=EXAMPLES)
+    parser = commandline.Parser("sweep", description="Trains many policies.", epilog=EXAMPLES)
     commandline.add_config_flags(parser, several=True)
     commandline.add_device_flag(parser)
     parser.add_argument("--seeds", nargs="+", required=True, metavar="SEEDS", help="N, several numbers, or a:b")
@@ -56,6 +67,8 @@ def main(arguments: list[str]) -> None:
     flags = parser.parse_args(arguments)
     if flags.address is not None and flags.engine != "ray":
         raise UserError(f"--address {flags.address} has no use with engine {flags.engine}: use --engine ray")
+    from jaxrl_mini.grid import Grid, parse_seeds
+
     values = {field.name: getattr(flags, field.name) for field in dataclasses.fields(Config) if field.name != "seed"}
     grid = Grid.product(parse_seeds(flags.seeds), flags.history_every, **values)
     shard = _parse_shard(flags.shard)
@@ -66,7 +79,7 @@ def main(arguments: list[str]) -> None:
     _compute(grid, output, shard, flags)
 
 
-def _compute(grid: Grid, output: Path, shard: tuple[int, int], flags: object) -> None:
+def _compute(grid: "Grid", output: Path, shard: tuple[int, int], flags: object) -> None:
     device, engine, address = (getattr(flags, name) for name in ("device", "engine", "address"))
     signal.signal(signal.SIGTERM, _terminate)
     runs, parts = 0, 0
@@ -93,13 +106,14 @@ def _compute(grid: Grid, output: Path, shard: tuple[int, int], flags: object) ->
     print(json.dumps({"runs": runs, "parts": parts - 1, "output": str(output)}))
 
 
-def estimate(grid: Grid, output: Path) -> str:
+def estimate(grid: "Grid", output: Path) -> str:
     """How many runs and compilations, how long, and how many bytes, in a line."""
-    seeds, episodes, rows = len(grid.seeds), 0, 0
+    seeds, seconds, rows = len(grid.seeds), 0.0, 0
     for config in grid.settings:
-        episodes += config.iterations * config.groups * config.group_size + 2 * config.eval_episodes
+        episodes = config.iterations * config.groups * config.group_size + 2 * config.eval_episodes
+        seconds += episodes * seeds * SECONDS_PER_EPISODE[config.backend]
         rows += grid.history_rows(config)
-    seconds = episodes * seeds * SECONDS_PER_EPISODE / cores()
+    seconds = (seconds + rows * seeds * SECONDS_PER_HISTORY_ROW) / cores() + grid.programs * SECONDS_PER_COMPILATION
     size = grid.runs * RUN_BYTES + rows * seeds * HISTORY_ROW_BYTES
     compilations = f"{grid.programs} compilation" + ("s" if grid.programs > 1 else "")
     return (
@@ -111,7 +125,9 @@ def estimate(grid: Grid, output: Path) -> str:
 def summarize(arguments: list[str]) -> None:
     """Prints the statistics of a folder."""
     parser = commandline.Parser(
-        "python -m jaxrl_mini.sweep summary", description="Statistics of a sweep, per setting and between settings."
+        "sweep summary",
+        description="Statistics of a sweep, per setting and between settings.",
+        epilog=SUMMARY_EXAMPLES,
     )
     parser.add_argument("folder", type=commandline.path, metavar="DIR", help="a sweep's folder")
     parser.add_argument("--json", action="store_true", help="as one JSON object instead of tables")
@@ -124,6 +140,8 @@ def summarize(arguments: list[str]) -> None:
 
 
 def _parse_shard(text: str) -> tuple[int, int]:
+    from jaxrl_mini.grid import parse_number
+
     i, slash, n = text.partition("/")
     share, shares = parse_number(i), parse_number(n)
     if not slash or share is None or shares is None or not 1 <= share <= shares:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxrl_mini import commandline, hardware
+from jaxrl_mini import commandline, hardware, trackers
 from jaxrl_mini.config import Config, UserError
 
 if TYPE_CHECKING:
@@ -29,9 +29,10 @@ def default_output(config: Config) -> str:
 
 def main(arguments: list[str]) -> None:
     """Parses, trains, writes."""
-    parser = commandline.Parser("python -m jaxrl_mini.train", description="Trains a policy.", epilog=EXAMPLES)
+    parser = commandline.Parser("train", description="Trains a policy.", epilog=EXAMPLES)
     commandline.add_config_flags(parser)
     commandline.add_device_flag(parser)
+    commandline.add_mesh_flags(parser)
     parser.add_argument(
         "--output", type=commandline.path, metavar="FILE", help="the record [runs/BACKEND-METHOD-seed-SEED.json]"
     )
@@ -49,6 +50,13 @@ def main(arguments: list[str]) -> None:
         help="keep the policy, for play; an hf one as a checkpoint folder",
     )
     parser.add_argument(
+        "--track",
+        nargs="+",
+        default=[],
+        metavar="TRACKER",
+        help=f"also send the metrics to {', '.join(trackers.TRACKERS)}",
+    )
+    parser.add_argument(
         "--checkpoint",
         type=commandline.path,
         metavar="DIR",
@@ -63,11 +71,12 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint")
     flags = parser.parse_args(arguments)
     config = commandline.config_from(flags)
+    if flags.mesh is not None and config.backend != "hf":
+        raise UserError(f"--mesh {flags.mesh} has no use with backend {config.backend}: leave it out")
     for flag, given in (("--checkpoint-every", flags.checkpoint_every), ("--resume", flags.resume or None)):
         if given is not None and flags.checkpoint is None:
             raise UserError(f"{flag} has no use without --checkpoint: name the folder of the checkpoints")
-    if flags.trajectories is not None and config.backend == "hf":
-        raise UserError(f"--trajectories {flags.trajectories} has no use with backend hf: leave it out")
+    trackers.check(flags.track, resuming=flags.resume)
     if flags.trajectories is not None and config.exact_gradient:
         raise UserError("--trajectories has no use with --exact-gradient: no sampled episode leads to that update")
     path = Path(flags.output or default_output(config))
@@ -78,14 +87,22 @@ def main(arguments: list[str]) -> None:
         if os.path.commonpath([folder, os.path.realpath(path)]) == folder:
             raise UserError(f"--save-policy {flags.save_policy} is a folder of its own: name an output outside of it")
 
+    commandline.use_processes(flags)
     commandline.use_device(flags.device)
     if config.backend == "table":
         hardware.use_one_thread_per_call()
+    mesh = commandline.mesh_from(flags)
+    import jax
     from tqdm import tqdm
 
     from jaxrl_mini import checkpoint, fleet, folders, recording, records
     from jaxrl_mini.result import History
 
+    if flags.checkpoint is not None and jax.process_count() > 1:
+        raise UserError(f"--checkpoint {flags.checkpoint} is for a run in one process: leave it out")
+    if jax.process_index():  # the first process alone reports and writes
+        fleet.run(config, mesh=mesh)
+        return
     if flags.save_policy is not None:
         folders.check_destination(flags.save_policy, flags.overwrite)
     if not flags.overwrite:
@@ -95,21 +112,25 @@ def main(arguments: list[str]) -> None:
     checkpoints = None
     if flags.checkpoint is not None:
         every = checkpoint.EVERY if flags.checkpoint_every is None else flags.checkpoint_every
-        checkpoints = checkpoint.Checkpoints(flags.checkpoint, config, every=every, resume=flags.resume, say=_say)
+        checkpoints = checkpoint.Checkpoints(
+            flags.checkpoint, config, every=every, resume=flags.resume, say=_say, mesh=mesh
+        )
     with (
         records.Output(path) as output,
         records.optional_output(flags.trajectories) as trajectories,
         checkpoints or contextlib.nullcontext(),
+        trackers.tracking(flags.track, config, path.stem) as track,
         tqdm(total=config.iterations, unit="iteration", disable=not sys.stderr.isatty()) as bar,
     ):
 
         def report(history: History) -> None:
             last = {name: column[-1].item() for name, column in history.items()}
             bar.update(last["iteration"] + 1 - bar.n)
+            track(history)
             with tqdm.external_write_mode():
                 print(json.dumps(records.finite(last)), flush=True)
 
-        result = fleet.run(config, on_chunk=report, checkpoints=checkpoints)
+        result = fleet.run(config, on_chunk=report, checkpoints=checkpoints, mesh=mesh)
         if trajectories is not None:
             recording.write(result, trajectories)
         if flags.save_policy is not None:

@@ -180,7 +180,6 @@ def _norm_and_scale(gradient: Any, *, run_axes: int) -> tuple[Float[Array, "*run
     return norm, jnp.minimum(1.0, MAX_GRADIENT_NORM / (norm + 1e-6))
 
 
-@stage
 def _adam_step(
     params: Any,
     moments: Moments,
@@ -188,11 +187,29 @@ def _adam_step(
     scale: Float[Array, "*run"],
     lr: Float[Array, "*run"],
 ) -> tuple[Any, Moments]:
+    """Leaf by leaf: those of the same shape share what is compiled."""
+
+    def step(leaf: Array, first: Array, second: Array, slope: Array) -> tuple[Array, Moments]:
+        return _adam_step_of_leaf(leaf, Moments(moments.count, first, second), slope, scale, lr)
+
+    steps = jax.tree.map(step, params, moments.first, moments.second, gradient)
+    after, counted = jax.tree.transpose(jax.tree.structure(params), None, steps)
+    return after, Moments(jax.tree.leaves(counted.count)[0], counted.first, counted.second)
+
+
+@stage
+def _adam_step_of_leaf(
+    params: Float[Array, "..."],
+    moments: Moments,
+    gradient: Float[Array, "..."],
+    scale: Float[Array, "*run"],
+    lr: Float[Array, "*run"],
+) -> tuple[Float[Array, "..."], Moments]:
     import optax  # a process that finds the trace of its program has no use for it
 
     adam = optax.scale_by_adam(b1=0.9, b2=0.999, eps=1e-8)
-    step, after = adam.update(jax.tree.map(lambda g: g * scale, gradient), optax.ScaleByAdamState(*moments))
-    return jax.tree.map(lambda p, s: p - lr * s, params, step), Moments(*after)
+    step, after = adam.update(gradient * scale, optax.ScaleByAdamState(*moments))
+    return params - lr * step, Moments(*after)
 
 
 @stage

@@ -140,7 +140,7 @@ def test_differences_between_grids_are_named():
         ({"seeds": [1], **{name: range(1, 200) for name in ("iterations", "epochs", "groups")}}, "at most 100000"),
         ({"seeds": [1], "seed": [3]}, "seed"),
         ({"seeds": [1], "learning_rate": [3]}, "learning_rate"),
-        ({"seeds": [1], "backend": "hf", "model": "x"}, "--backend"),
+        ({"seeds": [1], "backend": "hf"}, "--model"),
         ({"seeds": [1], "clip": 2.0}, "--clip"),
     ],
 )

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxrl_mini.histories import enumerate_histories, expectations
+from jaxrl_mini.histories import enumerate_histories, expectations, in_chunks, numbers_of
 from jaxrl_mini.task import ACTIONS, BinarySearchRepair
 
 FINISH = ACTIONS.index("finish")
@@ -24,10 +24,37 @@ def test_uniform_play_has_its_known_expectations():
     assert exact.visits.sum() == pytest.approx(1.0, abs=1e-12)
 
 
-def test_leaving_out_hopeless_histories_does_not_change_success():
-    pruned = enumerate_histories(can_succeed=True)
-    assert len(pruned.step) == 1590
-    assert expectations(pruned, uniform(pruned), ACCEPTED).success == pytest.approx(UNIFORM_SUCCESS, abs=1e-12)
+def test_hopeless_histories_do_not_change_success():
+    """Whatever the policy does there."""
+    histories = enumerate_histories()
+    assert histories.can_succeed.sum() == 1590
+    log_probs = uniform(histories)
+    log_probs[~histories.can_succeed] = np.random.default_rng(0).normal(size=6)
+    exact = expectations(histories, log_probs, ACCEPTED)
+    assert exact.success == pytest.approx(UNIFORM_SUCCESS, abs=1e-12)
+    assert exact.mean_actions != pytest.approx(UNIFORM_ACTIONS, abs=1e-3)
+
+
+def test_chunks_hold_every_wanted_history_and_none_before_its_parent():
+    histories = enumerate_histories()
+    for wanted in (np.ones(3906, bool), histories.can_succeed):
+        chunks = in_chunks(wanted, 32)
+        assert set(chunks.ravel()) == set(np.nonzero(wanted)[0]) - {0}
+        assert (np.diff(histories.step[chunks], axis=1) == 0).all() and (
+            np.diff(histories.step[chunks[:, 0]]) >= 0
+        ).all()
+
+
+def test_histories_of_episodes_are_found_by_their_number():
+    histories, rng = enumerate_histories(), np.random.default_rng(0)
+    actions = rng.integers(0, 6, (6, 50))
+    ended = np.cumsum(actions == FINISH, axis=0) - (actions == FINISH) > 0
+    numbers = numbers_of(np.where(ended, -1, actions))
+    for step, episode in np.argwhere(~ended):
+        number = numbers[step, episode]
+        path = [h for h in (*histories.ancestors[number], number) if h]
+        assert [histories.action[h] for h in path] == actions[:step, episode].tolist()
+    assert numbers.max() < 3906
 
 
 def test_every_history_is_what_playing_its_actions_gives():

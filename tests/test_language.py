@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_language import plain_log_probs, prompt_after
 
+from jaxrl_mini import language_training
 from jaxrl_mini.histories import enumerate_histories, expectations
 from jaxrl_mini.policies import language, score_candidates
 from jaxrl_mini.policies.language import LanguagePolicy, draw, load_policy
@@ -147,17 +148,22 @@ def test_actions_follow_the_inverse_distribution_function():
 
 def test_histories_score_like_the_plain_way(loaded):
     policy, checkpoint = loaded
-    histories = enumerate_histories(can_succeed=True)
-    scores = jax.jit(lambda params: policy.history_log_probs(params, histories))(checkpoint.params)
-    some = np.array([0, 1, 4, 17, 100, 600, len(histories.step) - 1])
-    prompts = [prompt_after([histories.action[h] for h in [*histories.ancestors[last], last] if h]) for last in some]
-    np.testing.assert_allclose(scores[some], plain_log_probs(checkpoint, checkpoint.params, prompts), atol=1e-5)
+    histories = enumerate_histories()
+    every, some = (
+        np.asarray(language_training.history_log_probs(policy, checkpoint.params, can_succeed))
+        for can_succeed in (False, True)
+    )
+    np.testing.assert_array_equal(some[histories.can_succeed], every[histories.can_succeed])
+    np.testing.assert_array_equal(some[~histories.can_succeed], np.float32(-np.log(6)))
+    picked = np.array([0, 1, 4, 17, 100, 600, 2000, len(histories.step) - 1])
+    prompts = [prompt_after([histories.action[h] for h in [*histories.ancestors[last], last] if h]) for last in picked]
+    np.testing.assert_allclose(every[picked], plain_log_probs(checkpoint, checkpoint.params, prompts), atol=1e-5)
 
 
 def test_exact_success_lies_in_the_interval_of_a_sampled_estimate(word):
     policy, checkpoint = word
     histories = enumerate_histories()
-    log_probs = jax.jit(lambda params: policy.history_log_probs(params, histories))(checkpoint.params)
+    log_probs = language_training.history_log_probs(policy, checkpoint.params, False)
     exact = expectations(histories, log_probs, np.array([0.0, 0.0, 0.0, 1.0]))
     sample = jax.jit(policy.sample)
     successes, lengths, count = 0, [], 5_000

@@ -5,10 +5,11 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from plain_language import plain_log_probs, prompt_after
 
-from jaxrl_mini import fleet, language_training, load_player, objective, records, rollout, training
+from jaxrl_mini import fleet, language_training, load_player, objective, records, rollout, sweep, training
 from jaxrl_mini.config import Config, UserError
 from jaxrl_mini.language_training import MICRO_BATCH, Run
 from jaxrl_mini.policies.language import load_policy
@@ -27,14 +28,16 @@ def word(tiny_folder):
 
 def iterate(word, params, verdicts, *, sizes=SIZES, settings=SETTINGS, micro_batch=MICRO_BATCH, number=0):
     policy, checkpoint = word
-    return language_training.iterate(
+    drawn = (policy, params, np.array(7, np.uint32), number, verdicts)
+    episodes, rewards, behavior = language_training.sample(*drawn, sizes=sizes)
+    return language_training.learn(
         policy,
         training.initial_state(jax.tree.map(jnp.copy, params)),
-        checkpoint.params,
-        jnp.uint32(7),
+        language_training.history_log_probs(policy, checkpoint.params, False),
+        episodes,
+        rewards,
+        behavior,
         settings,
-        number,
-        jnp.asarray(verdicts),
         sizes=sizes,
         micro_batch=micro_batch,
     )
@@ -152,6 +155,20 @@ def test_exact_evaluation_on_the_way_does_not_change_training(tiny_folder, finis
     assert np.isnan(other.history["exact_success_rate"]).tolist() == [True, False, False]
     assert not np.isnan(finished.history["exact_success_rate"]).any()
     assert other.after == finished.after
+
+
+def test_a_sweep_holds_the_runs_of_its_seeds(tiny_folder, finished, command, tmp_path):
+    flags = ["--backend", "hf", "--model", tiny_folder, "--groups", 2, "--group-size", 4, "--lr", 3e-3]
+    flags += ["--iterations", 3, "--eval-episodes", 40, "--exact-every", 1, "--history-every", 1]
+    outcome = command(sweep, *flags, "--seeds", 7, 8, "--output", "both")
+    assert outcome.code == 0, outcome.err
+    runs, history = (pq.read_table(tmp_path / "both" / table).to_pylist() for table in ("runs", "history"))
+    seven, eight = sorted(runs, key=lambda row: row["seed"])
+    assert seven["after_exact_success_rate"] == finished.after.exact_success_rate
+    assert seven["last_loss"] == finished.history["loss"][-1] and seven["finite"]
+    assert eight["logits_crc32"] != seven["logits_crc32"]
+    mine = [row["exact_success_rate"] for row in history if row["seed"] == 7]
+    assert mine == finished.history["exact_success_rate"].tolist()
 
 
 def test_exact_figures_agree_with_each_other(finished):

@@ -134,6 +134,17 @@ def test_a_saved_folder_scores_the_same_and_has_the_standard_names(folder, tmp_p
         np.testing.assert_array_equal(saved[name], loaded[name])
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_is_saved_but_small_steps_are_kept_while_training(folder, tmp_path, dtype):
+    checkpoint = load_checkpoint(folder, dtype)
+    assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(checkpoint.params))
+    save_checkpoint(tmp_path / "saved", checkpoint)
+    assert {tensor.dtype.name for tensor in load_file(tmp_path / "saved/model.safetensors").values()} == {dtype}
+    assert json.loads((tmp_path / "saved/config.json").read_text())["dtype"] == dtype
+    rounded = np.abs(scores(tmp_path / "saved") - scores(folder)).max()
+    assert 1e-6 < rounded < 0.05
+
+
 def test_a_tied_head_is_not_written(golden, tmp_path):
     checkpoint = load_checkpoint(golden / "tiny-gpt2-bpe")
     save_checkpoint(tmp_path / "saved", checkpoint)

@@ -36,7 +36,7 @@ def test_a_repair_by_hand():
     assert task.step("read") == "low = mid\nhigh = mid\nstep 1 of 6"
     assert task.step("fix_low") == "low = mid + 1\nhigh = mid\nstep 2 of 6"
     assert task.step("fix_high") == "low = mid + 1\nhigh = mid - 1\nstep 3 of 6"
-    passed = "public test, find 3 in [1, 3, 5]: passed"
+    passed = "public test: passed"
     assert task.step("test") == f"low = mid + 1\nhigh = mid - 1\nstep 4 of 6\n{passed}"
     assert not task.ended
     assert task.step("finish") == ""
@@ -108,7 +108,7 @@ def test_the_public_test_passes_whatever_the_code(artifact):
     assert public_test_passes(artifact)
     task = BinarySearchRepair()
     task.artifact = artifact
-    assert task.step("test").endswith("find 3 in [1, 3, 5]: passed")
+    assert task.step("test").endswith("public test: passed")
 
 
 def test_variants_count_the_fixed_lines_in_binary():
@@ -195,7 +195,7 @@ def described(variant: int, steps: int, action: int) -> str:
         return ""
     low_line = ("low = mid", "low = mid + 1")[variant // 2]
     high_line = ("high = mid", "high = mid - 1")[variant % 2]
-    test = "\npublic test, find 3 in [1, 3, 5]: passed" if ACTIONS[action] == "test" else ""
+    test = "\npublic test: passed" if ACTIONS[action] == "test" else ""
     return f"{low_line}\n{high_line}\nstep {steps} of 6{test}"
 
 

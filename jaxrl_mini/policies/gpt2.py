@@ -1,8 +1,9 @@
 """GPT-2 in flax.nnx: a decoder over packed rows with any attention mask and an optional key/value cache.
 
-Modules and parameters carry the names they have in Hugging Face checkpoints (`h.0.attn.c_attn`, ...), so
-`pretrained` maps one onto the other mechanically. There is no dropout: the policy that samples and the policy
-that is updated must be the same function of the parameters.
+Modules and parameters carry the names they have in Hugging Face checkpoints, but for the blocks: `h.0.attn.c_attn`
+and so on are one `h.attn.c_attn`, whose parameters have a first axis `layer`. So one block is compiled for any number
+of them. There is no dropout: the policy that samples and the policy that is updated must be the same function of the
+parameters.
 
 Source: Radford et al., "Language Models are Unsupervised Multitask Learners" (2019).
 """
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": partial(jax.nn.gelu, approximate=False),
@@ -64,28 +65,23 @@ class GPT2Config:
 
 
 class KeysValues(NamedTuple):
-    """What one block remembers of tokens it has seen."""
+    """What blocks remember of tokens they have seen."""
 
-    keys: Float[Array, "row token head feature"]
-    values: Float[Array, "row token head feature"]
-
-
-Cache = tuple[KeysValues, ...]
-"""One entry per block."""
+    keys: Float[Array, "*layer row token head feature"]
+    values: Float[Array, "*layer row token head feature"]
 
 
 class Attention(nnx.Module):
     """Multi-head attention; `mask` says what each token sees."""
 
-    def __init__(self, config: GPT2Config, layer: int, dtype: DTypeLike, rngs: nnx.Rngs):
+    def __init__(self, config: GPT2Config, dtype: DTypeLike, rngs: nnx.Rngs):
         self.n_head = config.n_head
         self.scale = (config.n_embd // config.n_head) ** -0.5 if config.scale_attn_weights else 1.0
-        if config.scale_attn_by_inverse_layer_idx:
-            self.scale /= layer + 1
+        self.by_layer = config.scale_attn_by_inverse_layer_idx
         self.c_attn = _linear(config, config.n_embd, 3 * config.n_embd, dtype, rngs)
         self.c_proj = _linear(config, config.n_embd, config.n_embd, dtype, rngs, residual=True)
 
-    def __call__(self, x: Array, mask: Array, past: KeysValues | None) -> tuple[Array, KeysValues]:
+    def __call__(self, x: Array, mask: Array, past: KeysValues | None, layer: int | Array) -> tuple[Array, KeysValues]:
         """[row, token, n_embd] to the same shape, and what to remember of the tokens."""
         qkv = self.c_attn(x)  # [row, token, 3 * n_embd]
         qkv = qkv.reshape(*qkv.shape[:-1], 3, self.n_head, -1)
@@ -94,7 +90,8 @@ class Attention(nnx.Module):
         seen = new if past is None else jax.tree.map(lambda a, b: jnp.concatenate([a, b], 1), past, new)
         # In float32 whatever the dtype. A query that sees nothing gets finite nonsense. Twice as fast on a CPU
         # as jax.nn.dot_product_attention: the mask is added, and the division comes after the last sum.
-        scores = jnp.einsum("rqhf,rkhf->rhqk", query * self.scale, seen.keys, preferred_element_type=jnp.float32)
+        scale = self.scale / (layer + 1) if self.by_layer else self.scale
+        scores = jnp.einsum("rqhf,rkhf->rhqk", query * scale, seen.keys, preferred_element_type=jnp.float32)
         scores += jnp.where(mask, 0.0, -1e30)[:, None]  # [row, head, query, key]
         weights = jnp.exp(scores - lax.stop_gradient(scores.max(axis=-1, keepdims=True)))
         mixed = jnp.einsum("rhqk,rkhf->rhqf", weights.astype(x.dtype), seen.values)
@@ -119,15 +116,15 @@ class MLP(nnx.Module):
 class Block(nnx.Module):
     """Attention, then feed-forward layers; each reads the normalized residual stream and adds to it."""
 
-    def __init__(self, config: GPT2Config, layer: int, dtype: DTypeLike, rngs: nnx.Rngs):
+    def __init__(self, config: GPT2Config, dtype: DTypeLike, rngs: nnx.Rngs):
         self.ln_1 = _layer_norm(config, dtype, rngs)
-        self.attn = Attention(config, layer, dtype, rngs)
+        self.attn = Attention(config, dtype, rngs)
         self.ln_2 = _layer_norm(config, dtype, rngs)
         self.mlp = MLP(config, dtype, rngs)
 
-    def __call__(self, x: Array, mask: Array, past: KeysValues | None) -> tuple[Array, KeysValues]:
+    def __call__(self, x: Array, mask: Array, past: KeysValues | None, layer: int | Array) -> tuple[Array, KeysValues]:
         """[row, token, n_embd] to the same shape, and what to remember of the tokens."""
-        mixed, new = self.attn(self.ln_1(x), mask, past)
+        mixed, new = self.attn(self.ln_1(x), mask, past, layer)
         x = x + mixed
         return x + self.mlp(self.ln_2(x)), new
 
@@ -145,7 +142,7 @@ class GPT2(nnx.Module):
     def __init__(self, config: GPT2Config, dtype: DTypeLike = jnp.float32, *, rngs: nnx.Rngs):
         self.wte = _embedding(config, config.vocab_size, dtype, rngs)
         self.wpe = _embedding(config, config.n_positions, dtype, rngs)
-        self.h = nnx.List([Block(config, layer, dtype, rngs) for layer in range(config.n_layer)])
+        self.h = _blocks(config, dtype, rngs)
         self.ln_f = _layer_norm(config, dtype, rngs)
         self.lm_head = None if config.tie_word_embeddings else _head(config, rngs)
 
@@ -154,8 +151,8 @@ class GPT2(nnx.Module):
         tokens: Int[Array, "row token"],
         positions: Int[Array, "row token"],
         mask: Bool[Array, "row token seen"],
-        past: Cache | None = None,
-    ) -> tuple[Float[Array, "row token n_embd"], Cache]:
+        past: KeysValues | None = None,
+    ) -> tuple[Float[Array, "row token n_embd"], KeysValues]:
         """Runs the blocks over new tokens.
 
         Args:
@@ -167,17 +164,34 @@ class GPT2(nnx.Module):
         Returns:
           The final, normalized hidden states and the keys and values of the new tokens.
         """
+        graph, params = nnx.split(self.h)
+
+        def read(x: Array, layer: tuple[PyTree, KeysValues | None, Array]) -> tuple[Array, KeysValues]:
+            params, past, number = layer
+            block: Block = nnx.merge(graph, params)
+            return block(x, mask, past, number)
+
+        layers = jnp.arange(jax.tree.leaves(params)[0].shape[0])
         x = self.wte(tokens) + self.wpe(positions)  # [row, token, n_embd]
-        cache = []
-        for block, keys_values in zip(self.h, past or [None] * len(self.h), strict=True):
-            x, new = block(x, mask, keys_values)
-            cache.append(new)
-        return self.ln_f(x), tuple(cache)
+        x, cache = lax.scan(read, x, (params, past, layers))
+        return self.ln_f(x), cache
 
     def logits(self, hidden: Float[Array, "*row n_embd"]) -> Float[Array, "*row vocab"]:
         """Next-token logits, accumulated in float32."""
         head = self.wte.embedding[...].T if self.lm_head is None else self.lm_head.kernel[...]  # [n_embd, vocab]
         return jnp.matmul(hidden, head.astype(hidden.dtype), preferred_element_type=jnp.float32)
+
+
+def _blocks(config: GPT2Config, dtype: DTypeLike, rngs: nnx.Rngs) -> Block:
+    """All blocks in one: their parameters have a first axis `layer`."""
+
+    @nnx.split_rngs(splits=config.n_layer)
+    @nnx.vmap
+    def make(rngs: nnx.Rngs) -> Block:
+        return Block(config, dtype, rngs)
+
+    blocks: Block = make(rngs)
+    return blocks
 
 
 def _linear(

@@ -11,7 +11,6 @@ row in updates, a whole prompt in `score_candidates`.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,11 +22,13 @@ from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from jaxrl_mini.histories import Histories
-from jaxrl_mini.policies.gpt2 import GPT2, Cache, GPT2Config
+from jaxrl_mini.histories import enumerate_histories, in_chunks
+from jaxrl_mini.placement import ONE_DEVICE, Placement
+from jaxrl_mini.policies.gpt2 import GPT2, GPT2Config, KeysValues
 from jaxrl_mini.policies.pretrained import Checkpoint, load_checkpoint
 from jaxrl_mini.policies.prompts import PromptError, TaskTokens, TokenTree, token_tree, tokenize_task
 from jaxrl_mini.task import ACTIONS, MAX_STEPS, TABLES
+from jaxrl_mini.types import AnyArray
 
 FINISH = ACTIONS.index("finish")
 HISTORIES_AT_ONCE = 32
@@ -39,7 +40,7 @@ PROMPTS_AT_ONCE = 32
 class Context(NamedTuple):
     """The text a network has read, one row for each continuation of it."""
 
-    cache: Cache
+    cache: KeysValues
     """Keys and values of its tokens; those that are padding are not visible."""
     visible: Bool[Array, "row token"]
     length: Int[Array, " row"]
@@ -47,7 +48,9 @@ class Context(NamedTuple):
 
     def repeat(self, rows: int) -> "Context":
         """The same text (of one row) in each of several rows."""
-        return jax.tree.map(lambda x: jnp.broadcast_to(x, (rows, *x.shape[1:])), self)
+        cache = jax.tree.map(lambda x: jnp.broadcast_to(x, (x.shape[0], rows, *x.shape[2:])), self.cache)
+        visible, length = (jnp.broadcast_to(x, (rows, *x.shape[1:])) for x in (self.visible, self.length))
+        return Context(cache, visible, length)
 
 
 def score(
@@ -56,7 +59,7 @@ def score(
     tokens: Int[Array, "row step token"],
     lengths: Int[Array, "row step"],
     context: Context | None = None,
-) -> tuple[Float[Array, "row step candidate"], Cache]:
+) -> tuple[Float[Array, "row step candidate"], KeysValues]:
     """Scores the candidates after each of one or more consecutive segments of text.
 
     Everything is one pass over one packed row: the segments' tokens attend to the context and to the segments
@@ -71,7 +74,7 @@ def score(
       context: what was read before; nothing if None.
 
     Returns:
-      Sums of the candidates' log-probabilities, and keys and values of `tokens` flattened to "(step token)".
+      Sums of the candidates' log-probabilities, and keys and values of the first segment's tokens.
     """
     rows, steps, width = tokens.shape
     nodes = len(tree.tokens)
@@ -93,13 +96,7 @@ def score(
         normalizers = jax.nn.logsumexp(logits, axis=-1)  # [row, step, node]
         edges = logits[..., tree.edge_nodes, tree.edge_tokens] - normalizers[..., tree.edge_nodes]
         scores = edges @ tree.paths.T  # [row, step, candidate]
-    trunk = jax.tree.map(
-        lambda x: x.reshape(rows, steps, width + nodes, *x.shape[2:])[:, :, :width].reshape(
-            rows, steps * width, *x.shape[2:]
-        ),
-        cache,
-    )
-    return scores, trunk
+    return scores, jax.tree.map(lambda x: x[:, :, :width], cache)
 
 
 def _packed_mask(steps: int, width: int, tree: TokenTree) -> np.ndarray:
@@ -121,6 +118,8 @@ class LanguagePolicy:
 
     network: nnx.GraphDef[GPT2]
     task: TaskTokens
+    placement: Placement = ONE_DEVICE
+    """Where episodes and histories are computed."""
 
     def read_opening(self, params: PyTree) -> tuple[Float[Array, " action"], Context]:
         """Scores of the first action, and the context that every episode continues."""
@@ -142,7 +141,7 @@ class LanguagePolicy:
           Scores before normalization; after an episode's end they are finite and mean nothing.
         """
         first, context = self.read_opening(params)
-        episodes = actions.shape[1]
+        episodes, actions = actions.shape[1], self.placement.rows(actions, axis=1)
         tokens, lengths = self._segments(actions[:-1], _variants(actions)[:-1])
         later, _ = score(
             self._merge(params), self.task.tree, tokens.swapaxes(0, 1), lengths.T, context.repeat(episodes)
@@ -165,13 +164,15 @@ class LanguagePolicy:
         Returns:
           The actions, -1 after an episode's end, and the log-probabilities they were drawn from, 0 there.
         """
-        episodes = uniforms.shape[1]
+        episodes, uniforms = uniforms.shape[1], self.placement.rows(uniforms, axis=1)
         width = self.task.segments.shape[-1]
         first, opening = self.read_opening(params)
         opened = opening.visible.shape[1]
         room = (MAX_STEPS - 1) * width
-        context = jax.tree.map(
-            lambda x: jnp.pad(x, [(0, 0), (0, room)] + [(0, 0)] * (x.ndim - 2)) if x.ndim > 1 else x, opening
+        context = Context(
+            jax.tree.map(lambda x: jnp.pad(x, [(0, 0), (0, 0), (0, room), (0, 0), (0, 0)]), opening.cache),
+            jnp.pad(opening.visible, [(0, 0), (0, room)]),
+            opening.length,
         ).repeat(episodes)
         network = self._merge(params)
 
@@ -193,7 +194,7 @@ class LanguagePolicy:
             scores, new = score(network, self.task.tree, tokens[:, None], lengths[:, None], context)
             at = opened + (step - 1) * width
             context = Context(
-                jax.tree.map(lambda x, y: lax.dynamic_update_slice_in_dim(x, y, at, axis=1), context.cache, new),
+                jax.tree.map(lambda x, y: lax.dynamic_update_slice_in_dim(x, y, at, axis=2), context.cache, new),
                 lax.dynamic_update_slice_in_dim(
                     context.visible, jnp.arange(width) >= width - lengths[:, None], at, axis=1
                 ),
@@ -212,45 +213,56 @@ class LanguagePolicy:
         *_, actions, log_probs = lax.while_loop(some_alive, play, carry)
         return actions, log_probs
 
-    def history_log_probs(self, params: PyTree, histories: Histories) -> Float[Array, "history action"]:
-        """Log-probabilities of the next action after every history.
+    def history_log_probs(
+        self, params: PyTree, *, can_succeed: Bool[AnyArray, ""] | bool = False
+    ) -> Float[Array, "history action"]:
+        """Log-probabilities of the next action after every history, or every one that can still succeed.
 
         Each history keeps the keys and values of its own segment, and those that continue it gather them; so
-        nothing is read twice. Levels are read in chunks, which bounds the memory of attention.
+        nothing is read twice. They are read in chunks of one shape, which bounds the memory of attention.
+
+        Returns:
+          As `enumerate_histories` lists them; uniform for those that are not asked for.
         """
-        network, width = self._merge(params), self.task.segments.shape[-1]
-        first, opening = self.read_opening(params)
+        histories, network, width = enumerate_histories(), self._merge(params), self.task.segments.shape[-1]
         tokens, lengths = self._segment(
             np.maximum(histories.step - 1, 0), histories.variant[histories.parent], histories.action
         )
-        results, pages = [jax.nn.log_softmax(first)[None]], list[Cache]()  # per level; a page is a history's segment
+        everything, fewer = (
+            in_chunks(wanted, HISTORIES_AT_ONCE) for wanted in (histories.step >= 0, histories.can_succeed)
+        )
+        order = jnp.where(can_succeed, np.resize(fewer, everything.shape), everything)
+        first, opening = self.read_opening(params)
+        context = opening.repeat(HISTORIES_AT_ONCE)
 
-        def read(these: Int[Array, " row"], step: int) -> tuple[Float[Array, "row action"], Cache]:
-            rows = len(these)
-            context = opening.repeat(rows)
-            if step > 1:
-                ancestors = jnp.asarray(histories.ancestors)[these, : step - 1]
-                store = jax.tree.map(lambda *levels: jnp.concatenate(levels), *pages)
-                # The empty history, number 0, is the opening and has no page.
-                past = jax.tree.map(lambda x: x[ancestors - 1].reshape(rows, -1, *x.shape[2:]), store)
-                seen = jnp.arange(width) >= width - lengths[ancestors][..., None]  # [row, ancestor, token]
-                context = Context(
-                    jax.tree.map(lambda x, y: jnp.concatenate([x, y], axis=1), context.cache, past),
-                    jnp.concatenate([context.visible, seen.reshape(rows, -1)], axis=1),
-                    context.length + lengths[ancestors].sum(1),
-                )
-            scores, new = score(network, self.task.tree, tokens[these][:, None], lengths[these][:, None], context)
-            return jax.nn.log_softmax(scores[:, 0]), new
+        def read(i: Array, carry: tuple[Array, KeysValues]) -> tuple[Array, KeysValues]:
+            log_probs, pages = carry  # a page is a history's segment; the empty history is the opening and has none
+            these = self.placement.rows(order[i], axis=0)
+            ancestors = jnp.asarray(histories.ancestors)[these]
+            past = jax.tree.map(lambda x: x[:, ancestors].reshape(len(x), len(these), -1, *x.shape[3:]), pages)
+            own = jnp.where(ancestors > 0, lengths[ancestors], 0)  # [row, ancestor]
+            seen = jnp.arange(width) >= width - own[..., None]  # [row, ancestor, token]
+            scores, new = score(
+                network,
+                self.task.tree,
+                tokens[these][:, None],
+                lengths[these][:, None],
+                Context(
+                    jax.tree.map(lambda x, y: jnp.concatenate([x, y], axis=2), context.cache, past),
+                    jnp.concatenate([context.visible, seen.reshape(len(these), -1)], axis=1),
+                    context.length + own.sum(1),
+                ),
+            )
+            kept = jax.tree.map(
+                lambda x, y: x.at[:, these].set(y, mode="drop"), pages, new
+            )  # no child reads the others
+            return log_probs.at[these].set(jax.nn.log_softmax(scores[:, 0])), kept
 
-        for step in range(1, MAX_STEPS):
-            (level,) = np.nonzero(histories.step == step)
-            rows = min(len(level), HISTORIES_AT_ONCE)
-            chunks = np.pad(level, (0, -len(level) % rows), mode="edge").reshape(-1, rows)
-            read_level = lax.map(partial(read, step=step), jnp.asarray(chunks))
-            log_probs, page = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[: len(level)], read_level)  # noqa: B023
-            results.append(log_probs)
-            pages.append(page)
-        return jnp.concatenate(results)
+        parents = int(histories.ancestors.max()) + 1
+        pages = jax.tree.map(lambda x: jnp.zeros((len(x), parents, width, *x.shape[3:]), x.dtype), opening.cache)
+        log_probs = jnp.full((len(histories.step), len(ACTIONS)), -np.log(len(ACTIONS)), jnp.float32)
+        log_probs = log_probs.at[0].set(jax.nn.log_softmax(first))
+        return lax.fori_loop(0, jnp.where(can_succeed, len(fewer), len(everything)), read, (log_probs, pages))[0]
 
     def _merge(self, params: PyTree) -> GPT2:
         return nnx.merge(self.network, params)

@@ -60,6 +60,8 @@ class Checkpoint:
     """Id of the token that ends a text."""
     companions: Mapping[str, bytes]
     """The files to be written beside the weights by `save_checkpoint`, as they were read."""
+    dtype: str = "float32"
+    """What the network computes in and `save_checkpoint` writes; `params` keep small optimizer steps in float32."""
 
 
 def load_checkpoint(folder: str | os.PathLike[str], dtype: DTypeLike = jnp.float32) -> Checkpoint:
@@ -67,7 +69,7 @@ def load_checkpoint(folder: str | os.PathLike[str], dtype: DTypeLike = jnp.float
 
     Args:
       folder: holds `config.json`, safetensors and a tokenizer.
-      dtype: what the network computes in; its weights stay float32.
+      dtype: what the network computes in, and what weights are saved in; those in memory are float32.
 
     Raises:
       CheckpointError: a file is missing or damaged, the architecture or one of its flags is not supported, a
@@ -87,26 +89,27 @@ def load_checkpoint(folder: str | os.PathLike[str], dtype: DTypeLike = jnp.float
         companions = {name: files.read(folder / name) for name in COMPANIONS if (folder / name).is_file()}
     except OSError as error:
         raise CheckpointError(f"model {str(folder)!r} cannot be read: {error}") from error
-    return Checkpoint(config, network, params, encode, end_of_text, companions)
+    return Checkpoint(config, network, params, encode, end_of_text, companions, jnp.dtype(dtype).name)
 
 
 def save_checkpoint(folder: str | os.PathLike[str], checkpoint: Checkpoint, overwrite: bool = False) -> None:
     """Writes a folder that `transformers` loads as a causal language model, whole or not at all.
 
-    The tensors have their standard names and dtype float32; configuration and tokenizer are those of the folder
-    that was read.
+    The tensors have their standard names and the checkpoint's dtype; configuration and tokenizer are those of the
+    folder that was read.
 
     Raises:
       UserError: as `folders.write`.
     """
     tensors: dict[str, np.ndarray] = {}
     for place, variable in nnx.to_flat_state(checkpoint.params):
-        name = _tensor_name(place)
-        tensor = np.asarray(variable[...])
-        tensors[name] = np.ascontiguousarray(tensor.T) if name == "lm_head.weight" else tensor
+        tensor = np.asarray(variable[...]).astype(jnp.dtype(checkpoint.dtype))
+        names = _tensor_names(place, tensor.shape)
+        parts = tensor if place[0] == "h" else [tensor.T if place[0] == "lm_head" else tensor]
+        tensors |= dict(zip(names, map(np.ascontiguousarray, parts), strict=True))
     config = json.loads(checkpoint.companions["config.json"])
     config.pop("torch_dtype", None)  # what `dtype` was called before
-    config |= {"architectures": [ARCHITECTURES[0]], "dtype": "float32"}
+    config |= {"architectures": [ARCHITECTURES[0]], "dtype": checkpoint.dtype}
     companions = {**checkpoint.companions, "config.json": (json.dumps(config, indent=2) + "\n").encode()}
     folders.write(folder, WEIGHTS, tensors, companions, overwrite)
 
@@ -244,32 +247,40 @@ def _read_weights(folder: Path, tensors: dict[str, np.ndarray], shapes: PyTree, 
 
 
 def _take(folder: Path, tensors: dict[str, np.ndarray], place: tuple[Any, ...], variable: Any) -> Any:
-    """A parameter of the network from the tensors of a folder; the tensor is taken out of them."""
-    name = _tensor_name(place)
-    key = name.removeprefix("transformer.")
-    if key not in tensors:
-        raise CheckpointError(f"model {str(folder)!r} has no tensor {name!r}")
-    tensor = tensors.pop(key)
-    if key == "lm_head.weight":
-        tensor = tensor.T
+    """A parameter of the network from the tensors of a folder; the tensors are taken out of them."""
     expected = variable.get_value()
-    if tensor.shape != expected.shape or not jnp.issubdtype(tensor.dtype, jnp.floating):
-        raise CheckpointError(
-            f"tensor {name!r} of model {str(folder)!r} is {tensor.dtype} {list(tensor.shape)}: "
-            f"config.json asks for floats {list(expected.shape)}"
-        )
-    with np.errstate(over="ignore"):
-        weights = tensor.astype(expected.dtype)
-    if not np.isfinite(weights).all():
-        raise CheckpointError(f"tensor {name!r} of model {str(folder)!r} holds numbers that are not finite in float32")
-    return variable.replace(jnp.asarray(weights))
+    shape = expected.shape[1:] if place[0] == "h" else expected.shape
+    parts = []
+    for name in _tensor_names(place, expected.shape):
+        key = name.removeprefix("transformer.")
+        if key not in tensors:
+            raise CheckpointError(f"model {str(folder)!r} has no tensor {name!r}")
+        tensor = tensors.pop(key)
+        if key == "lm_head.weight":
+            tensor = tensor.T
+        if tensor.shape != shape or not jnp.issubdtype(tensor.dtype, jnp.floating):
+            raise CheckpointError(
+                f"tensor {name!r} of model {str(folder)!r} is {tensor.dtype} {list(tensor.shape)}: "
+                f"config.json asks for floats {list(shape)}"
+            )
+        with np.errstate(over="ignore"):
+            weights = tensor.astype(expected.dtype)
+        if not np.isfinite(weights).all():
+            raise CheckpointError(
+                f"tensor {name!r} of model {str(folder)!r} holds numbers that are not finite in float32"
+            )
+        parts.append(weights)
+    return variable.replace(jnp.asarray(np.stack(parts) if place[0] == "h" else parts[0]))
 
 
-def _tensor_name(place: tuple[Any, ...]) -> str:
-    """The checkpoint's name of a parameter: ("h", 0, "ln_1", "scale") is "transformer.h.0.ln_1.weight"."""
-    *module, leaf = place
-    name = ".".join(map(str, [*module, "bias" if leaf == "bias" else "weight"]))
-    return name if module == ["lm_head"] else f"transformer.{name}"
+def _tensor_names(place: tuple[Any, ...], shape: tuple[int, ...]) -> list[str]:
+    """The checkpoint's names of a parameter: ("h", "ln_1", "scale") is "transformer.h.0.ln_1.weight" and so on."""
+    module, *inner = place[:-1]
+    end = ["bias" if place[-1] == "bias" else "weight"]
+    if module == "h":
+        return [".".join(["transformer.h", str(layer), *inner, *end]) for layer in range(shape[0])]
+    name = ".".join([module, *inner, *end])
+    return [name if module == "lm_head" else f"transformer.{name}"]
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from jaxrl_mini.task import ACTIONS, MAX_STEPS, NUM_ACTIONS, NUM_VARIANTS, TABLE
 HEADER = (
     "Repair a binary search. Right is low = mid + 1 and high = mid - 1.\n"
     "Actions: read looks, fix_low and fix_high repair a line, undo_low breaks one again, "
-    "test runs the public test, finish submits.\n"
+    "test runs the public test, find 3 in [1, 3, 5], finish submits.\n"
 )
 CUE = "\nAction:"
 CANDIDATES = tuple(f" {action}" for action in ACTIONS)
