@@ -43,17 +43,17 @@ def check(targets: Sequence[str], resuming: bool = False) -> None:
             raise UserError(f"--track {target!r} is unknown: expected one of {', '.join(TRACKERS)}")
         if importlib.util.find_spec(kind) is None:
             raise UserError(f"--track {target} needs {kind}: pip install 'jaxrl_mini[{kind}]'")
-        if kind == "tensorboard" and not resuming:
-            _check_new(folder)
+        if kind == "tensorboard":
+            _check_place(folder, resuming)
     if len(set(targets)) < len(targets):
         raise UserError(f"--track {' '.join(targets)} names a tracker twice: name each once")
 
 
-def _check_new(folder: str) -> None:
+def _check_place(folder: str, resuming: bool) -> None:
     """TensorBoard draws all that lies in a folder as one curve, so a folder is for one run."""
     path = Path(folder)
     try:
-        taken = (path.exists() and not path.is_dir()) or any(path.glob("*tfevents*"))
+        taken = (path.exists() and not path.is_dir()) or (not resuming and any(path.glob("*tfevents*")))
     except OSError as error:
         raise UserError(f"--track tensorboard:{folder} cannot be read ({error.strerror})") from error
     if taken:

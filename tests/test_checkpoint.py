@@ -1,6 +1,5 @@
 """Checkpoints: a run that stops anywhere and goes on is the run that never stopped, to the bit."""
 
-import contextlib
 import itertools
 import json
 import os
@@ -8,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from functools import lru_cache
+from functools import partial
 
 import jax
 import numpy as np
@@ -19,22 +18,42 @@ from jaxrl_mini import checkpoint, fleet, language_training, records
 from jaxrl_mini.checkpoint import Checkpoints, Interrupted
 from jaxrl_mini.config import Config, UserError
 from jaxrl_mini.fleet import Block
+from jaxrl_mini.placement import make_mesh
+from jaxrl_mini.policies.language import load_policy
 
 SHORT = ("--iterations", 12, "--eval-episodes", 20, "--output", "r.json")
 RUNS = {"grpo": {}, "rs-sft": {"method": "rs-sft"}, "shuffled": {"reward": "shuffled"}}
 
 
-def kept_run(folder, config, *, stops=False, **options):
-    """The result of a run with checkpoints, and its last state; with stops, it stops after each of its iterations."""
-    options = {"resume": True, "say": lambda _: None} | options
-    while stops:
-        with Checkpoints(folder, config, **options) as checkpoints, contextlib.suppress(Interrupted):
+def kept_run(folder, config, *, run=fleet.run, **options):
+    """The result of a run with checkpoints, and its last state."""
+    with Checkpoints(folder, config, resume=True, say=lambda _: None, **options) as checkpoints:
+        checkpoints.restore, states = remembering(checkpoints.restore)
+        result = run(config, checkpoints=checkpoints)
+    with Checkpoints(folder, config, resume=True, say=pytest.fail) as checkpoints:
+        return result, checkpoints.restore(*states).state
+
+
+def remembering(restore):
+    """A `restore`, and a list of the initial states that it is given."""
+    states = []
+
+    def restored(state):
+        states.append(jax.tree.map(np.array, state))
+        return restore(state)
+
+    return restored, states
+
+
+def stop_after_each_iteration(folder, config, *, run=fleet.run):
+    """Starts a run, and resumes it, until all its iterations are done, each by a run of its own."""
+    done = 0
+    while done < config.iterations:
+        with Checkpoints(folder, config, resume=True, say=lambda _: None) as checkpoints, pytest.raises(Interrupted):
             checkpoints.offer = stopping(checkpoints)
-            fleet.run(config, checkpoints=checkpoints)
-        stops = checkpoints.newest < config.iterations
-    with Checkpoints(folder, config, **options) as checkpoints:
-        result = fleet.run(config, checkpoints=checkpoints)
-    return result, state_in(folder, config)
+            run(config, checkpoints=checkpoints)
+        done += 1
+        assert checkpoints.newest == done
 
 
 def stopping(checkpoints):
@@ -48,18 +67,12 @@ def stopping(checkpoints):
     return offered
 
 
-def state_in(folder, config):
-    initial = language_training.Run(config).state if config.backend == "hf" else Block.of_config(config).state
-    with Checkpoints(folder, config, resume=True) as checkpoints:
-        return checkpoints.restore(initial).state
-
-
 def assert_same(one, other):
     """Results and states, to the bit; the record, too, but for its times."""
     (one, one_state), (other, other_state) = one, other
     for a, b in zip(jax.tree.leaves(one_state), jax.tree.leaves(other_state), strict=True):
         np.testing.assert_array_equal(a, b)
-    for name in ("logits", "packed_episodes", "rewards", "history"):
+    for name in ("logits", "packed_episodes", "rewards", "behavior", "history"):
         jax.tree.map(np.testing.assert_array_equal, getattr(one, name), getattr(other, name))
     assert list(one.history) == list(other.history)
     assert (one.before, one.after) == (other.before, other.after)
@@ -71,26 +84,33 @@ def assert_same(one, other):
 def test_a_run_that_stops_at_each_of_its_iterations_is_one_that_never_stops(tmp_path, settings):
     config = Config(iterations=12, eval_episodes=20, **settings)
     never = kept_run(tmp_path / "never", config, every=12)
-    assert_same(kept_run(tmp_path / "stopping", config, every=1, stops=True), never)
+    stop_after_each_iteration(tmp_path / "stopping", config)
+    assert_same(kept_run(tmp_path / "stopping", config), never)
     assert len(never[0].history["iteration"]) == 12
     plain = fleet.run(config)
     assert {**records.build(plain), "timing": None} == {**records.build(never[0]), "timing": None}
 
 
+@pytest.fixture(scope="module")
+def loaded(tiny_folder):
+    return load_policy(tiny_folder)  # one, so that its programs are compiled once
+
+
 @pytest.mark.parametrize("method", ["grpo", "rs-sft"])
 def test_a_language_model_that_stops_at_each_of_its_iterations_is_one_that_never_stops(
-    tmp_path, tiny_folder, method, monkeypatch
+    tmp_path, tiny_folder, loaded, method
 ):
     """Also where a last iteration, which is evaluated exactly, is the last no longer."""
-    monkeypatch.setattr(language_training, "load_policy", lru_cache(language_training.load_policy))  # compile once
     settings = {"backend": "hf", "model": str(tiny_folder), "method": method, "lr": 1e-3, "eval_episodes": 20}
     sizes = {"groups": 2, "group_size": 4, "exact_every": 6}
-    short, config = (Config(iterations=iterations, **settings, **sizes) for iterations in (3, 12))
-    kept_run(tmp_path / "stopping", short, stops=True)
-    stopping, never = kept_run(tmp_path / "stopping", config, stops=True), kept_run(tmp_path / "never", config)
+    short, config = (Config(iterations=iterations, **settings, **sizes) for iterations in (2, 12))
+    run = partial(language_training.run, loaded=loaded)
+    stop_after_each_iteration(tmp_path / "stopping", short, run=run)
+    stop_after_each_iteration(tmp_path / "stopping", config, run=run)
+    stopping, never = (kept_run(tmp_path / name, config, run=run) for name in ("stopping", "never"))
     assert_same(stopping, never)
-    for name, tensor in never[0].checkpoint.params.items():
-        np.testing.assert_array_equal(stopping[0].checkpoint.params[name], tensor)
+    for one, other in zip(*(jax.tree.leaves(result.checkpoint.params) for result, _ in (stopping, never)), strict=True):
+        np.testing.assert_array_equal(one, other)
     assert np.isnan(stopping[0].history["exact_success_rate"]).tolist() == ([True] * 5 + [False]) * 2
     other = jax.tree.map(lambda leaf: leaf + 1, never[1])
     with (
@@ -101,9 +121,14 @@ def test_a_language_model_that_stops_at_each_of_its_iterations_is_one_that_never
 
 
 def test_more_iterations_continue_a_finished_run(tmp_path):
-    short, config = (Config(iterations=iterations, eval_episodes=20) for iterations in (5, 12))
-    kept_run(tmp_path / "more", short)
-    assert_same(kept_run(tmp_path / "more", config), kept_run(tmp_path / "never", config))
+    """And the metrics of all its iterations are reported, those since the last report again."""
+    short, config = (Config(iterations=iterations, eval_episodes=20) for iterations in (25, 42))
+    reported = [[], []]
+    runs = [partial(fleet.run, on_chunk=lambda part, to=to: to.append(part["iteration"].tolist())) for to in reported]
+    kept_run(tmp_path / "more", short, run=runs[0])
+    assert_same(kept_run(tmp_path / "more", config, run=runs[1]), kept_run(tmp_path / "never", config))
+    whole = [list(range(first, end)) for first, end in ((0, 20), (20, 25), (20, 40), (40, 42))]
+    assert reported == [whole[:2], whole[2:]]
 
 
 def iterations_in(folder):
@@ -147,6 +172,21 @@ def test_another_run_is_refused_with_the_settings_that_differ(train_command, tmp
     outcome = train_command(*SHORT[2:], "--iterations", 11, "--overwrite", "--checkpoint", "kept", "--resume")
     assert outcome.err == ["error: --iterations 11 is too few: the run in kept is at iteration 12"]
     assert iterations_in(tmp_path / "kept") == [12]
+
+
+def test_other_devices_are_refused(tmp_path):
+    with Checkpoints(tmp_path, Config(iterations=1)) as checkpoints:
+        fleet.run(Config(iterations=1), checkpoints=checkpoints)
+    elsewhere = Checkpoints(tmp_path, Config(iterations=1), mesh=make_mesh("data=1"), resume=True)
+    with pytest.raises(UserError, match=r"\(mesh None there, {'data': 1, 'model': 1} here\)"):
+        elsewhere.__enter__()
+
+
+def test_a_run_in_several_processes_is_refused(train_command, tmp_path, monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    outcome = train_command(*SHORT, "--checkpoint", "kept")
+    assert outcome.err == ["error: --checkpoint kept is for a run in one process: leave it out"]
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
