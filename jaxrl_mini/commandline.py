@@ -5,6 +5,7 @@ import dataclasses
 import gc
 import os
 import shlex
+import signal
 import sys
 import typing
 from collections.abc import Callable, Iterator
@@ -242,9 +243,9 @@ def run_command(command: Callable[[list[str]], int | None], arguments: list[str]
         sys.stdout.flush()
     except UserError as error:
         code = _refuse(str(error))
-    except KeyboardInterrupt:
-        print("interrupted: nothing was written", file=sys.stderr)
-        code = 130
+    except KeyboardInterrupt as interruption:
+        print(f"interrupted: {str(interruption) or 'nothing was written'}", file=sys.stderr)
+        code = 128 + getattr(interruption, "number", signal.SIGINT)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1

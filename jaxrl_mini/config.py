@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import numbers
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -185,6 +186,12 @@ class Config:
         if data.get("effective_lr", config.effective_lr) != config.effective_lr:
             raise UserError(f"effective_lr {data['effective_lr']!r} contradicts lr: expected {config.effective_lr}")
         return config
+
+
+def differences(there: Mapping[str, Any], here: Mapping[str, Any], except_for: Collection[str] = ()) -> str:
+    """What of `here` is otherwise there, by name, with both values."""
+    names = [name for name in here if there.get(name) != here[name] and name not in except_for]
+    return ", ".join(f"{name} {there.get(name)!r} there, {here[name]!r} here" for name in names)
 
 
 def expected(field: "dataclasses.Field[Any]") -> str:

@@ -16,11 +16,12 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from jaxrl_mini import compilation, evaluation, training, verifier
+from jaxrl_mini.checkpoint import Checkpoints, Snapshot
 from jaxrl_mini.config import Config
 from jaxrl_mini.evaluation import Evaluations
 from jaxrl_mini.grid import BLOCK, SHARED_FIELDS, Grid, history_iterations
 from jaxrl_mini.policies import table
-from jaxrl_mini.result import History, Result, columns
+from jaxrl_mini.result import History, Result, columns, joined
 from jaxrl_mini.task import NUM_ACTIONS, NUM_VARIANTS
 from jaxrl_mini.training import CHUNK, Log, Sizes, State
 from jaxrl_mini.types import Distribution, Settings
@@ -77,6 +78,10 @@ class Block:
     def logged(self) -> Log:
         """What the last iteration left behind, as NumPy arrays [..., run]."""
         return jax.tree.map(lambda leaf: np.array(leaf)[..., : self.runs], self.log)
+
+    def go_on(self, state: State, iteration: int) -> None:
+        """Takes over the state of a like block after so many iterations."""
+        self.state, self.iteration = jax.device_put(state, self.seeds.device), iteration
 
     def logits(self) -> np.ndarray:
         """float32 [state, action, run]: the policies now."""
@@ -135,6 +140,7 @@ def run(
     config: Config,
     *,
     on_chunk: Callable[[History], None] | None = None,
+    checkpoints: Checkpoints | None = None,
     mesh: jax.sharding.Mesh | None = None,
 ) -> Result:
     """Trains one policy.
@@ -142,42 +148,51 @@ def run(
     Args:
       config: the settings.
       on_chunk: called with the history of each 20 iterations as soon as they are done.
+      checkpoints: where to keep the run on the way, and what to go on from.
       mesh: the devices of a language model (see `placement`); None is jax's default device.
     """
     if config.backend == "hf":
         from jaxrl_mini import language_training  # imports flax, for which a table policy should not wait
 
-        return language_training.run(config, on_chunk=on_chunk, mesh=mesh)
+        return language_training.run(config, on_chunk=on_chunk, checkpoints=checkpoints, mesh=mesh)
     compiled, block = compilation.seconds(), Block.of_config(config)
+    past = checkpoints.restore(block.state) if checkpoints else None
     with ThreadPoolExecutor(1) as thread:  # the program is compiled, or loaded, while the initial policy is evaluated
         ready = thread.submit(Block.of_config(config).advance, 0)
-        before = block.evaluate(config.eval_episodes)[0]
+        before = past.before if past else block.evaluate(config.eval_episodes)[0]
         ready.result()
-    logits, packed, rewards, histories = [block.logits()[None]], [], list[Any](), []
+    initial, histories, lefts, reported = block.logits()[..., 0], list[History](), list[Columns](), 0
     started, compiled = time.perf_counter(), compilation.seconds() - compiled
+    if past:
+        block.go_on(past.state, past.iteration)
+        histories, lefts, reported = past.history_by(CHUNK), [past.left], 1
+        started, compiled = started - past.seconds[1], compiled + past.seconds[0]
+
+    def snapshot() -> Snapshot:
+        seconds = compiled, time.perf_counter() - started
+        return Snapshot(block.state, joined(histories), joined(lefts), before, seconds)
+
     while block.iteration < config.iterations:
-        numbers = np.arange(block.iteration, min(block.iteration + CHUNK, config.iterations))
+        end = min(block.iteration - block.iteration % CHUNK + CHUNK, config.iterations)
+        if checkpoints:
+            end = min(end, checkpoints.next_after(block.iteration))
+        numbers = np.arange(block.iteration, end)
         log, policies = block.record(numbers)
         history = history_of(log, policies, numbers, block.settings, block.sizes)
-        logits.append(policies)
-        packed.append(log.episodes.packed)
-        rewards.append(log.rewards)
         histories.append({name: column[..., 0] for name, column in history.items()})
-        if on_chunk:
-            on_chunk(histories[-1])
+        left = {"logits": policies, "packed": log.episodes.packed, "rewards": log.rewards}
+        lefts.append({name: array[..., 0] for name, array in left.items() if array is not None})
+        if on_chunk and (end == config.iterations or end % CHUNK == 0):
+            on_chunk(joined(histories[reported:]))
+            reported = len(histories)
+        if checkpoints:
+            checkpoints.offer(end, snapshot)
     after = block.evaluate(config.eval_episodes)[0]
-    ran = time.perf_counter() - started
+    ran, left = time.perf_counter() - started, joined(lefts)
     timing = {"train_and_final_eval_seconds": compiled + ran, "compile_seconds": compiled, "run_seconds": ran}
-    return Result(
-        config,
-        before,
-        after,
-        {name: np.concatenate([part[name] for part in histories]) for name in histories[0]},
-        np.concatenate(logits)[..., 0],
-        np.concatenate(packed)[..., 0],
-        timing,
-        rewards=None if rewards[0] is None else np.concatenate(rewards)[..., 0],
-    )
+    logits = np.concatenate([initial[None], left["logits"]])
+    rewards = left.get("rewards")
+    return Result(config, before, after, joined(histories), logits, left["packed"], timing, rewards=rewards)
 
 
 def history_of(
@@ -241,7 +256,7 @@ def train_part(
     last = {name: column[0] for name, column in last.items()}
     uniform = _exact_of_uniform(config.eval_episodes)
     logits, before, after = (array[..., :runs] for array in (logits, before, after))
-    history = _joined(histories, axis=1)
+    history = joined(histories, axis=1)
     kept = len(history_iterations(config.iterations, every))
     columns = {
         **labels,
@@ -281,7 +296,7 @@ def _train_block(block: Block, iterations: int, history_every: int, stopped: Cal
             histories.append(history_of(log, logits, here, block.settings, block.sizes))
         if block.iteration < end:
             block.advance(end - block.iteration)
-    return jax.tree.map(lambda leaf: leaf[None], block.logged()), _joined(histories) if histories else {}
+    return jax.tree.map(lambda leaf: leaf[None], block.logged()), joined(histories) if histories else {}
 
 
 def _evaluation_columns(when: str, sums: np.ndarray, episodes: int, exact: Iterable[Any]) -> Columns:
@@ -309,7 +324,3 @@ def _checksums(logits: np.ndarray) -> np.ndarray:
     """The CRC-32 of each run's logits, as little-endian float32 [state, action]."""
     by_run = np.ascontiguousarray(np.moveaxis(logits, -1, 0), "<f4")
     return np.array([zlib.crc32(one) for one in by_run], np.uint32)
-
-
-def _joined(tables: list[Columns], axis: int = 0) -> Columns:
-    return {name: np.concatenate([one[name] for one in tables], axis) for name in tables[0]}

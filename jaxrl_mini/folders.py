@@ -78,7 +78,7 @@ def _write(folder: Path, weights: str, tensors: Mapping[str, np.ndarray], compan
             (aside / name).write_bytes(data)
         (aside / weights).chmod((aside / next(iter(companions))).stat().st_mode)  # the library makes it private
         for path in (*aside.iterdir(), aside):
-            _flush(path)
+            flush(path)
         if folder.exists() and any(folder.iterdir()):
             replaced = aside.with_name(aside.name + "-replaced")
             folder.rename(replaced)
@@ -90,13 +90,14 @@ def _write(folder: Path, weights: str, tensors: Mapping[str, np.ndarray], compan
             shutil.rmtree(replaced, ignore_errors=True)
         else:
             aside.rename(folder)  # over nothing, or an empty folder
-        _flush(folder.parent)
+        flush(folder.parent)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
+    """Has the disk keep a file, or the names in a folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -16,13 +16,14 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxrl_mini import compilation, evaluation, objective, rollout, training, verifier
+from jaxrl_mini.checkpoint import Checkpoints, Snapshot
 from jaxrl_mini.config import Config, UserError
 from jaxrl_mini.evaluation import Evaluation
 from jaxrl_mini.histories import enumerate_histories, expectations, numbers_of
 from jaxrl_mini.placement import Placement
 from jaxrl_mini.policies.language import LanguagePolicy, load_policy
 from jaxrl_mini.policies.pretrained import Checkpoint
-from jaxrl_mini.result import History, Result, columns
+from jaxrl_mini.result import History, Result, columns, joined
 from jaxrl_mini.rewards import rewards_of
 from jaxrl_mini.task import MAX_STEPS, NUM_ACTIONS
 from jaxrl_mini.training import Backward, Batch, Log, LossGradient, Sizes, State
@@ -193,6 +194,11 @@ class Run:
         self.iteration = 0
         self.reference = self.history_log_probs()
 
+    def go_on(self, state: State, iteration: int) -> None:
+        """Takes over the state of a like run after so many iterations."""
+        self.state = self.policy.placement.put_weights(jax.tree.map(jnp.asarray, state))
+        self.iteration = iteration
+
     def advance(self) -> tuple[History, np.ndarray, np.ndarray, np.ndarray]:
         """Runs one iteration.
 
@@ -275,42 +281,48 @@ def run(
     config: Config,
     *,
     on_chunk: Callable[[History], None] | None = None,
+    checkpoints: Checkpoints | None = None,
     mesh: Mesh | None = None,
     loaded: Loaded | None = None,
 ) -> Result:
     """Trains one language model; see `fleet.run`, and for the other arguments `Run`."""
     one = Run(config, mesh, loaded)
-    before = one.evaluate()
-    packed, rewards, drawn_from = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
-    rows, reported = list[History](), 0
+    past = checkpoints.restore(one.state) if checkpoints else None
+    before = past.before if past else one.evaluate()
+    rows, lefts, reported = list[History](), list[History](), 0
     started, compiled = time.perf_counter(), compilation.seconds()
+    every = config.exact_every or EXACT_EVERY
+    if past:
+        one.go_on(past.state, past.iteration)
+        if one.iteration < config.iterations and one.iteration % every:
+            past.history["exact_success_rate"][-1] = np.nan  # it was the last iteration, and is no longer
+        rows, lefts, reported = past.history_by(training.CHUNK), [past.left], 1
+        started, compiled = started - sum(past.seconds), compiled - past.seconds[0]
+
+    def snapshot() -> Snapshot:
+        compiling = compilation.seconds() - compiled
+        seconds = compiling, time.perf_counter() - started - compiling
+        return Snapshot(one.state, joined(rows), joined(lefts), before, seconds)
+
     while one.iteration < config.iterations:
         metrics, episodes, rewarded, behavior = one.advance()
         last = one.iteration == config.iterations
-        due = last or one.iteration % (config.exact_every or EXACT_EVERY) == 0
+        due = last or one.iteration % every == 0
         rows.append({**metrics, "exact_success_rate": np.array([one.exact_success_rate() if due else np.nan])})
-        packed.append(episodes)
-        rewards.append(rewarded)
-        drawn_from.append(of_taken(behavior, Episodes(episodes)))
+        left = {"packed": episodes, "rewards": rewarded, "behavior": of_taken(behavior, Episodes(episodes))}
+        lefts.append({name: array[None] for name, array in left.items()})
         if on_chunk and (last or one.iteration % training.CHUNK == 0):
-            on_chunk(_joined(rows[reported:]))
+            on_chunk(joined(rows[reported:]))
             reported = len(rows)
+        if checkpoints:
+            checkpoints.offer(one.iteration, snapshot)
     after = one.evaluate()
     elapsed, compiled = time.perf_counter() - started, compilation.seconds() - compiled
     timing = {"train_and_final_eval_seconds": elapsed, "compile_seconds": compiled, "run_seconds": elapsed - compiled}
+    left = joined(lefts)
     trained = one.checkpoint()
-    return Result(
-        config,
-        before,
-        after,
-        _joined(rows),
-        None,
-        np.stack(packed),
-        timing,
-        trained,
-        behavior=np.stack(drawn_from),
-        rewards=None if config.reward == "verifier" else np.stack(rewards),
-    )
+    rewards = None if config.reward == "verifier" else left["rewards"]
+    return Result(config, before, after, joined(rows), None, left["packed"], timing, trained, left["behavior"], rewards)
 
 
 def of_taken(behavior: AnyArray, episodes: Episodes) -> Float[np.ndarray, "group episode step"]:
@@ -325,7 +337,3 @@ def behavior_of_taken(taken: Float[np.ndarray, "group episode step"], episodes: 
     actions = episodes.actions.reshape(MAX_STEPS, -1)
     chosen = actions[..., None] == np.arange(NUM_ACTIONS)  # [step, episode, action]
     return np.where(chosen, taken.reshape(-1, MAX_STEPS).T[..., None], 0.0).astype(np.float32)
-
-
-def _joined(rows: list[History]) -> History:
-    return {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}

@@ -15,7 +15,7 @@ from typing import IO, Any
 import jax
 
 from jaxrl_mini import files, hardware
-from jaxrl_mini.config import Config, UserError
+from jaxrl_mini.config import Config, UserError, differences
 from jaxrl_mini.evaluation import Evaluation
 from jaxrl_mini.result import Result
 
@@ -202,11 +202,8 @@ def check_replaceable(path: str | Path, config: Config) -> None:
         raise UserError(f"output {path} cannot be written ({error.strerror}): choose another place") from error
     except UserError as error:
         raise UserError(f"output {path} exists and is no record: name another file or use --overwrite") from error
-    mine = config.to_dict()
-    names = [name for name in mine if there.get(name) != mine[name]]
-    if names:
-        differences = ", ".join(f"{name} {there.get(name)!r} there, {mine[name]!r} here" for name in names)
-        raise UserError(f"output {path} holds another run ({differences}): name another file or use --overwrite")
+    if odd := differences(there, config.to_dict()):
+        raise UserError(f"output {path} holds another run ({odd}): name another file or use --overwrite")
 
 
 def write(record: Mapping[str, Any], output: Output) -> None:

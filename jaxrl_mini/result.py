@@ -1,5 +1,6 @@
 """What a finished run gives back, and the metrics of its iterations."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +40,12 @@ class Result:
     """float32 [iteration, group, episode, step]: a language model's log-probabilities of the actions when sampled."""
     rewards: np.ndarray | None = None
     """float32 [iteration, group, episode], where they are not the verifier's verdicts on the sampled episodes."""
+
+
+def joined(tables: Sequence[History], axis: int = 0) -> History:
+    """Tables as one, one after the other; none where there is none."""
+    names = tables[0] if tables else ()
+    return {name: np.concatenate([part[name] for part in tables], axis=axis) for name in names}
 
 
 def columns(

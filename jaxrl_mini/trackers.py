@@ -25,8 +25,12 @@ PROJECT = "jaxrl_mini"
 Track = Callable[["History"], None]
 
 
-def check(targets: Sequence[str]) -> None:
+def check(targets: Sequence[str], resuming: bool = False) -> None:
     """Refuses what is no tracker, twice the same one, or a library that is not installed.
+
+    Args:
+      targets: of the forms in `TRACKERS`.
+      resuming: a folder of TensorBoard may hold the run's beginning.
 
     Raises:
       UserError: as said; the message names it and what would be right.
@@ -40,16 +44,16 @@ def check(targets: Sequence[str]) -> None:
         if importlib.util.find_spec(kind) is None:
             raise UserError(f"--track {target} needs {kind}: pip install 'jaxrl_mini[{kind}]'")
         if kind == "tensorboard":
-            _check_new(folder)
+            _check_place(folder, resuming)
     if len(set(targets)) < len(targets):
         raise UserError(f"--track {' '.join(targets)} names a tracker twice: name each once")
 
 
-def _check_new(folder: str) -> None:
+def _check_place(folder: str, resuming: bool) -> None:
     """TensorBoard draws all that lies in a folder as one curve, so a folder is for one run."""
     path = Path(folder)
     try:
-        taken = (path.exists() and not path.is_dir()) or any(path.glob("*tfevents*"))
+        taken = (path.exists() and not path.is_dir()) or (not resuming and any(path.glob("*tfevents*")))
     except OSError as error:
         raise UserError(f"--track tensorboard:{folder} cannot be read ({error.strerror})") from error
     if taken:

@@ -1,5 +1,6 @@
 """Trains a policy and writes the record of the run: ``python -m jaxrl_mini.train --seed 7``."""
 
+import contextlib
 import json
 import os
 import sys
@@ -55,11 +56,27 @@ def main(arguments: list[str]) -> None:
         metavar="TRACKER",
         help=f"also send the metrics to {', '.join(trackers.TRACKERS)}",
     )
+    parser.add_argument(
+        "--checkpoint",
+        type=commandline.path,
+        metavar="DIR",
+        help="keep the run there on the way, and on Ctrl-C or SIGTERM",
+    )
+    parser.add_argument(
+        "--checkpoint-every",
+        type=commandline.number(int, "a whole number from 1"),
+        metavar="K",
+        help="iterations between checkpoints [20]",
+    )
+    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint")
     flags = parser.parse_args(arguments)
     config = commandline.config_from(flags)
     if flags.mesh is not None and config.backend != "hf":
         raise UserError(f"--mesh {flags.mesh} has no use with backend {config.backend}: leave it out")
-    trackers.check(flags.track)
+    for flag, given in (("--checkpoint-every", flags.checkpoint_every), ("--resume", flags.resume or None)):
+        if given is not None and flags.checkpoint is None:
+            raise UserError(f"{flag} has no use without --checkpoint: name the folder of the checkpoints")
+    trackers.check(flags.track, resuming=flags.resume)
     if flags.trajectories is not None and config.exact_gradient:
         raise UserError("--trajectories has no use with --exact-gradient: no sampled episode leads to that update")
     path = Path(flags.output or default_output(config))
@@ -78,9 +95,11 @@ def main(arguments: list[str]) -> None:
     import jax
     from tqdm import tqdm
 
-    from jaxrl_mini import fleet, folders, recording, records
+    from jaxrl_mini import checkpoint, fleet, folders, recording, records
     from jaxrl_mini.result import History
 
+    if flags.checkpoint is not None and jax.process_count() > 1:
+        raise UserError(f"--checkpoint {flags.checkpoint} is for a run in one process: leave it out")
     if jax.process_index():  # the first process alone reports and writes
         fleet.run(config, mesh=mesh)
         return
@@ -90,21 +109,28 @@ def main(arguments: list[str]) -> None:
         records.check_replaceable(path, config)
         if flags.trajectories is not None and Path(flags.trajectories).exists():
             raise UserError(f"--trajectories {flags.trajectories} exists: name another file or use --overwrite")
+    checkpoints = None
+    if flags.checkpoint is not None:
+        every = checkpoint.EVERY if flags.checkpoint_every is None else flags.checkpoint_every
+        checkpoints = checkpoint.Checkpoints(
+            flags.checkpoint, config, every=every, resume=flags.resume, say=_say, mesh=mesh
+        )
     with (
         records.Output(path) as output,
         records.optional_output(flags.trajectories) as trajectories,
+        checkpoints or contextlib.nullcontext(),
         trackers.tracking(flags.track, config, path.stem) as track,
         tqdm(total=config.iterations, unit="iteration", disable=not sys.stderr.isatty()) as bar,
     ):
 
         def report(history: History) -> None:
             last = {name: column[-1].item() for name, column in history.items()}
-            bar.update(len(history["iteration"]))
+            bar.update(last["iteration"] + 1 - bar.n)
             track(history)
             with tqdm.external_write_mode():
                 print(json.dumps(records.finite(last)), flush=True)
 
-        result = fleet.run(config, on_chunk=report, mesh=mesh)
+        result = fleet.run(config, on_chunk=report, checkpoints=checkpoints, mesh=mesh)
         if trajectories is not None:
             recording.write(result, trajectories)
         if flags.save_policy is not None:
@@ -112,6 +138,10 @@ def main(arguments: list[str]) -> None:
         record = records.build(result)
         records.write(record, output)
     print(json.dumps({"before": record["before"], "after": record["after"], "output": str(path)}))
+
+
+def _say(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
 
 
 def save_policy(result: "Result", folder: str, overwrite: bool) -> None:

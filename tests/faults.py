@@ -11,12 +11,14 @@ import pytest
 import safetensors
 import safetensors.numpy
 
+from jaxrl_mini import checkpoint
+
 CHANGES = ("open", "write", "fsync", "link", "rename", "replace", "mkdir", "close", "unlink", "rmdir", "chmod")
 """Functions of `os` through which Python changes files; some reading goes through `open` as well."""
 
 
 class Failing:
-    """Makes the n-th change of a file fail, counted over `CHANGES`, writes to open files, and safetensors.
+    """Makes the n-th change of a file fail, counted over `CHANGES`, writes to open files, safetensors, and orbax.
 
     A write that fails has written the half of its data.
     """
@@ -27,6 +29,7 @@ class Failing:
             patch.setattr(os, name, self._wrapped(getattr(os, name)))
         patch.setattr(io, "open", self._opened(io.open))
         patch.setattr(safetensors.numpy, "save_file", self._saved(safetensors.numpy.save_file))
+        patch.setattr(checkpoint, "_orbax", self._orbax(checkpoint._orbax))
 
     def is_due(self) -> bool:
         """Counts a call, and says whether it is the one to fail."""
@@ -71,6 +74,23 @@ class Failing:
                 raise safetensors.SafetensorError(os.strerror(self.code))
 
         return saved
+
+    def _orbax(self, original: Callable[[], Any]) -> Callable[[], Any]:
+        def orbax() -> Any:
+            checkpointer = original()
+            save = checkpointer.save
+
+            def saved(path: Path, *arguments: Any) -> None:
+                save(path, *arguments)
+                if self.is_due():
+                    largest = max(filter(Path.is_file, path.rglob("*")), key=lambda file: file.stat().st_size)
+                    os.truncate(largest, largest.stat().st_size // 2)
+                    raise ValueError(f"{os.strerror(self.code)}\n(tensorstore)")
+
+            checkpointer.save = saved
+            return checkpointer
+
+        return orbax
 
 
 def every_fault(code: int) -> Iterator[Callable[[], Any]]:

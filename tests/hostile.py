@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from damage import (
     GOLDEN,
     GRID,
@@ -34,9 +35,11 @@ from damage import (
     tensor_damage,
 )
 
-from jaxrl_mini import dataset, recording, records
-from jaxrl_mini.config import Config, UserError
+from jaxrl_mini import checkpoint, dataset, recording, records
+from jaxrl_mini.checkpoint import Checkpoints, Snapshot
+from jaxrl_mini.config import Config, UserError, differences
 from jaxrl_mini.dataset import Dataset
+from jaxrl_mini.evaluation import Evaluation
 from jaxrl_mini.policies import pretrained, saved
 
 # Intact folders
@@ -95,6 +98,35 @@ def _in_policy(name: str) -> Callable[[Path], Path]:
         return folder / "policy" / name
 
     return place
+
+
+def _in_checkpoint(pattern: str) -> Callable[[Path], Path]:
+    def place(folder: Path) -> Path:
+        before = Evaluation(3, 1, 9, 30, 0.06, 4.0)
+        kept = Snapshot([np.ones(3)], {"iteration": np.arange(2)}, {"packed": np.ones(2)}, before, (1.0, 2.0))
+        with Checkpoints(folder / "kept", Config(iterations=2)) as checkpoints:
+            checkpoints.restore([np.zeros(3)])
+            checkpoints.offer(2, lambda: kept)
+        files = (folder / "kept/iteration-000000002").glob(pattern)
+        return max(files, key=lambda path: (path.stat().st_size, path))
+
+    return place
+
+
+def _read_checkpoint(path: Path) -> None:
+    root = next(folder for folder in path.parents if folder.name.startswith(checkpoint.NAME))
+    assert checkpoint.read(root) == checkpoint._run(Config(iterations=2))
+
+
+def _read_signed(path: Path) -> None:
+    """As if whoever changed it had renewed its digest: it can only be found to be of another run."""
+    lines = (path.parent / checkpoint.SUMS).read_text().splitlines()
+    digests = {path.parent / name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint, "_sha256", digests.__getitem__)
+        odd = differences(checkpoint.read(path.parent), checkpoint._run(Config(iterations=2)))
+    if odd:
+        raise UserError(f"checkpoint holds another run ({odd})")
 
 
 def _read_policy(path: Path) -> None:
@@ -180,6 +212,10 @@ READERS = {
     "policy.json": Reader(_in_policy("policy.json"), _read_policy, json_damage, 2),
     "policy": Reader(_in_policy("policy.safetensors"), _read_policy, tensor_damage, 2),
     "tokenizer_config": Reader(_in_model("word", "tokenizer_config.json"), _read_tokenizer, json_damage, 2),
+    "checkpoint": Reader(_in_checkpoint("arrays/d/*"), _read_checkpoint, byte_damage, 4),
+    "checkpoint's metadata": Reader(_in_checkpoint("arrays/_METADATA"), _read_checkpoint, json_damage, 4),
+    "checkpoint's run": Reader(_in_checkpoint("run.json"), _read_signed, json_damage, 4),
+    "checkpoint's digests": Reader(_in_checkpoint("SHA256SUMS"), _read_checkpoint, byte_damage, 4),
 }
 
 

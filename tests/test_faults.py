@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from faults import every_fault
 
-from jaxrl_mini import fleet, records
+from jaxrl_mini import checkpoint, fleet, records
+from jaxrl_mini.checkpoint import Checkpoints, Snapshot
+from jaxrl_mini.config import Config
 from jaxrl_mini.policies.pretrained import load_checkpoint
 
 
@@ -82,7 +84,7 @@ def check_every_fault(command, tmp_path, code, words, prepare, outputs):
 @pytest.mark.parametrize("old", [True, False], ids=["over old files", "in a new folder"])
 @CODES
 def test_every_fault_of_a_run_with_trajectories(train_command, tmp_path, monkeypatch, grpo_run, code, old):
-    monkeypatch.setattr(fleet, "run", lambda config, on_chunk: dataclasses.replace(grpo_run, config=config))
+    monkeypatch.setattr(fleet, "run", lambda config, **_: dataclasses.replace(grpo_run, config=config))
     words = ["--output", "there/new/r.json", "--trajectories", "there/t.npz", *["--overwrite"] * old]
 
     def prepare(there: Path) -> None:
@@ -98,7 +100,7 @@ def test_every_fault_of_a_run_with_trajectories(train_command, tmp_path, monkeyp
 def test_every_fault_of_a_run_with_a_policy(train_command, tmp_path, monkeypatch, grpo_run, golden, old):
     checkpoint = load_checkpoint(golden / "tiny-gpt2-word")
     done = dataclasses.replace(grpo_run, checkpoint=checkpoint)
-    monkeypatch.setattr(fleet, "run", lambda config, on_chunk: dataclasses.replace(done, config=config))
+    monkeypatch.setattr(fleet, "run", lambda config, **_: dataclasses.replace(done, config=config))
     words = ["--backend", "hf", "--model", golden / "tiny-gpt2-word", "--output", "there/r.json"]
     words += ["--save-policy", "there/policy", *["--overwrite"] * old]
 
@@ -109,6 +111,56 @@ def test_every_fault_of_a_run_with_a_policy(train_command, tmp_path, monkeypatch
             (there / "r.json").write_text("old")
 
     assert check_every_fault(train_command, tmp_path, errno.ENOSPC, words, prepare, ["policy", "r.json"]) > 8
+
+
+def played(run):
+    """A `fleet.run` that only keeps checkpoints on its way to a result."""
+
+    def played(config, checkpoints, **_):
+        past = checkpoints.restore({"weights": np.zeros(3)})
+        for iteration in range(past.iteration + 1 if past else 1, config.iterations + 1):
+            checkpoints.offer(iteration, lambda done=iteration: snapshot(run, done))
+        return dataclasses.replace(run, config=config)
+
+    return played
+
+
+def snapshot(run, done):
+    left = {"packed": np.full((done, 2), done)}
+    return Snapshot({"weights": np.full(3, float(done))}, {"iteration": np.arange(done)}, left, run.before, (1.0, 2.0))
+
+
+def test_every_fault_of_a_run_with_checkpoints(train_command, tmp_path, monkeypatch, grpo_run):
+    """Each checkpoint in the folder is whole, the run can always go on, and no iteration is lost that was kept."""
+    monkeypatch.setattr(fleet, "run", played(grpo_run))
+    monkeypatch.setattr(checkpoint, "KEPT", 1)
+    words = ["--checkpoint", "there/kept", "--checkpoint-every", 1, "--resume", "--overwrite", "--output", "there/r"]
+    there, refused = tmp_path / "there", 0
+    assert train_command(*words, "--iterations", 1).code == 0
+    there.rename(tmp_path / "begun")
+
+    def kept(iterations):
+        with Checkpoints(there / "kept", Config(iterations=iterations), resume=True, say=pytest.fail) as checkpoints:
+            past = checkpoints.restore({"weights": np.zeros(3)})
+        wanted = snapshot(grpo_run, past.iteration)
+        for name in ("state", "history", "left"):
+            np.testing.assert_equal(getattr(past, name), getattr(wanted, name))
+        return past.iteration
+
+    for fault in every_fault(errno.ENOSPC):
+        shutil.rmtree(there, ignore_errors=True)
+        shutil.copytree(tmp_path / "begun", there)
+        with fault() as failing:
+            outcome = train_command(*words, "--iterations", 2)
+        places = list((there / "kept").glob("iteration-*"))
+        assert 1 <= len(places) <= 2 and [checkpoint.read(place) for place in places]
+        if outcome.code == 0:
+            assert kept(2) == 2 and outcome.err == []
+        else:
+            assert kept(2) >= 1 and outcome.code == 2 and len(outcome.err) == 1, outcome
+            refused += 1
+    assert failing.calls < failing.number and outcome.code == 0 and refused > 20
+    assert [path.name for path in (there / "kept").glob("*iteration*")] == ["iteration-000000002"]
 
 
 def test_an_output_inside_the_saved_policy_is_refused_first(train_command, monkeypatch, tmp_path):

@@ -16,7 +16,7 @@ import jaxtyping
 import pytest
 from hostile import READERS, one_line, watched
 
-from jaxrl_mini import commandline, engine, fleet, recording, replay, statistics, sweep, tiny_model, train
+from jaxrl_mini import checkpoint, commandline, engine, fleet, recording, replay, statistics, sweep, tiny_model, train
 from jaxrl_mini.config import Config, UserError
 
 EXAMPLES, FIRST = (
@@ -69,7 +69,8 @@ def outcome(reader, path: Path) -> str:
             error.add_note(f"while reading {path}")
             raise
     inside = [event for event in events if event[1].startswith(root) or event[0] in hostile.FORBIDDEN]
-    own = path.parents[1] if path.suffix == ".parquet" else path.parent
+    whole = [folder for folder in path.parents if folder.name.startswith(checkpoint.NAME)]
+    own = path.parents[1] if path.suffix == ".parquet" else [path.parent, *whole][-1]
     assert all(event == "read" and file.startswith(str(own)) for event, file in inside), inside
     return said
 
@@ -134,7 +135,7 @@ def test_a_link_to_an_intact_file_is_followed(place, name):
     reader, path = READERS[name], place(name)
     path.rename(path.with_name("elsewhere"))
     path.symlink_to("elsewhere")
-    assert outcome(reader, path) == "read"
+    assert (outcome(reader, path) == "read") != name.startswith("checkpoint")  # which holds none
 
 
 CORPUS = sorted((Path(__file__).parent / "corpus").glob("*/*"))
@@ -198,6 +199,7 @@ CONFIG = {
     "--device": ["cpu", "abacus"],
 }
 TRAIN = {"--seed": COUNTS, "--output": PATHS, "--trajectories": PATHS, "--save-policy": PATHS, "--overwrite": []}
+TRAIN |= {"--checkpoint": PATHS, "--checkpoint-every": COUNTS, "--resume": []}
 SWEEP = {"--seeds": WORDS, "--history-every": COUNTS, "--output": PATHS, "--shard": WORDS, "--dry-run": []}
 SWEEP |= {"--address": WORDS, "--engine": ["local", "here"]}
 TINY = dict.fromkeys(["--layers", "--width", "--heads", "--seed"], COUNTS) | {"--warm-start": [], "--overwrite": []}
@@ -258,11 +260,14 @@ def test_any_flags_are_refused_in_one_line_with_nothing_written_or_reach_the_com
                 except Ran:
                     code = -1
             codes.append(code)
-            said = [line for line in err.getvalue().splitlines() if not (name == "sweep" and " runs: " in line)]
+            notes = {"train": "no checkpoint in ", "sweep": " runs: "}.get(name, "\n")
+            said = [line for line in err.getvalue().splitlines() if notes not in line]
             ended = (code, out.getvalue(), len(said))
             assert ended == (2, "", 1) or (code in (0, -1) and not said), (*ended, said, words)
             changed = [os.path.realpath(path) for event, path in events if event not in ("read", *hostile.FORBIDDEN)]
-            assert all(path.startswith((str(tmp_path), "/dev/null", "/proc")) for path in changed), changed
+            assert all(
+                path.startswith((str(tmp_path), "/dev/null", "/proc", f"/{checkpoint.LOCK}")) for path in changed
+            ), changed
             assert not [event for event in events if event[0] in hostile.FORBIDDEN]
             assert not changed or listing(tmp_path) == before, words
     assert listing(tmp_path) == before and (work / "file").read_text() == "thesis"

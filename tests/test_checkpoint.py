@@ -1,0 +1,347 @@
+"""Checkpoints: a run that stops anywhere and goes on is the run that never stopped, to the bit."""
+
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+from kills import killed_and_resumed
+
+from jaxrl_mini import checkpoint, fleet, language_training, records
+from jaxrl_mini.checkpoint import Checkpoints, Interrupted
+from jaxrl_mini.config import Config, UserError
+from jaxrl_mini.fleet import Block
+from jaxrl_mini.placement import make_mesh
+from jaxrl_mini.policies.language import load_policy
+
+SHORT = ("--iterations", 12, "--eval-episodes", 20, "--output", "r.json")
+RUNS = {"grpo": {}, "rs-sft": {"method": "rs-sft", "reward": "shuffled"}}
+
+
+def kept_run(folder, config, *, run=fleet.run, **options):
+    """The result of a run with checkpoints, and its last state."""
+    with Checkpoints(folder, config, resume=True, say=lambda _: None, **options) as checkpoints:
+        checkpoints.restore, states = remembering(checkpoints.restore)
+        result = run(config, checkpoints=checkpoints)
+    with Checkpoints(folder, config, resume=True, say=pytest.fail) as checkpoints:
+        return result, checkpoints.restore(*states).state
+
+
+def remembering(restore):
+    """A `restore`, and a list of the initial states that it is given."""
+    states = []
+
+    def restored(state):
+        states.append(jax.tree.map(np.array, state))
+        return restore(state)
+
+    return restored, states
+
+
+def stop_after_each_iteration(folder, config, *, first=0, run=fleet.run):
+    """Has all iterations from `first` on done, each by a run of its own, which goes on from the one before."""
+    for done in range(first, config.iterations):
+        options = {"every": 1, "resume": done > 0, "say": pytest.fail}
+        with Checkpoints(folder, config, **options) as checkpoints, pytest.raises(Interrupted):
+            checkpoints.offer = stopping(checkpoints)
+            run(config, checkpoints=checkpoints)
+        assert checkpoints.newest == done + 1
+
+
+def stopping(checkpoints):
+    """An `offer` before which a signal has come."""
+    offer = checkpoints.offer
+
+    def offered(iteration, snapshot):
+        checkpoints._asked = signal.SIGINT
+        offer(iteration, snapshot)
+
+    return offered
+
+
+def assert_same(one, other):
+    """Results and states, to the bit; the record, too, but for its times."""
+    (one, one_state), (other, other_state) = one, other
+    for a, b in zip(jax.tree.leaves(one_state), jax.tree.leaves(other_state), strict=True):
+        np.testing.assert_array_equal(a, b)
+    for name in ("logits", "packed_episodes", "rewards", "behavior", "history"):
+        jax.tree.map(np.testing.assert_array_equal, getattr(one, name), getattr(other, name))
+    assert list(one.history) == list(other.history)
+    assert (one.before, one.after) == (other.before, other.after)
+    records_of = [{**records.build(result), "timing": None} for result in (one, other)]
+    assert json.dumps(records_of[0]) == json.dumps(records_of[1])
+
+
+@pytest.mark.parametrize("settings", RUNS.values(), ids=RUNS)
+def test_a_run_that_stops_at_each_of_its_iterations_is_one_that_never_stops(tmp_path, settings):
+    config = Config(iterations=12, eval_episodes=20, **settings)
+    never = kept_run(tmp_path / "never", config, every=12)
+    stop_after_each_iteration(tmp_path / "stopping", config)
+    assert_same(kept_run(tmp_path / "stopping", config), never)
+    assert len(never[0].history["iteration"]) == 12
+    plain = fleet.run(config)
+    assert {**records.build(plain), "timing": None} == {**records.build(never[0]), "timing": None}
+
+
+@pytest.fixture(scope="module")
+def loaded(tiny_folder):
+    return load_policy(tiny_folder)  # one, so that its programs are compiled once
+
+
+@pytest.mark.parametrize(("method", "epochs"), [("grpo", 2), ("rs-sft", 1)])  # programs that other tests use, too
+def test_a_language_model_that_stops_at_each_of_its_iterations_is_one_that_never_stops(
+    tmp_path, tiny_folder, loaded, method, epochs
+):
+    """Also where a last iteration, which is evaluated exactly, is the last no longer."""
+    settings = {"backend": "hf", "model": str(tiny_folder), "method": method, "lr": 1e-3, "eval_episodes": 20}
+    sizes = {"groups": 2, "group_size": 4, "epochs": epochs, "exact_every": 6}
+    short, config = (Config(iterations=iterations, **settings, **sizes) for iterations in (2, 12))
+    run = partial(language_training.run, loaded=loaded)
+    stop_after_each_iteration(tmp_path / "stopping", short, run=run)
+    stop_after_each_iteration(tmp_path / "stopping", config, first=2, run=run)
+    stopping, never = (kept_run(tmp_path / name, config, run=run) for name in ("stopping", "never"))
+    assert_same(stopping, never)
+    for one, other in zip(*(jax.tree.leaves(result.checkpoint.params) for result, _ in (stopping, never)), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert np.isnan(stopping[0].history["exact_success_rate"]).tolist() == ([True] * 5 + [False]) * 2
+    other = jax.tree.map(lambda leaf: leaf + 1, never[1])
+    with (
+        Checkpoints(tmp_path / "never", config, resume=True) as checkpoints,
+        pytest.raises(UserError, match=r"began with other parameters than .*tiny"),
+    ):
+        checkpoints.restore(other)
+
+
+def test_more_iterations_continue_a_finished_run(tmp_path):
+    """And the metrics of all its iterations are reported, those since the last report again."""
+    short, config = (Config(iterations=iterations, eval_episodes=20) for iterations in (25, 42))
+    reported = [[], []]
+    runs = [partial(fleet.run, on_chunk=lambda part, to=to: to.append(part["iteration"].tolist())) for to in reported]
+    kept_run(tmp_path / "more", short, run=runs[0])
+    assert_same(kept_run(tmp_path / "more", config, run=runs[1]), kept_run(tmp_path / "never", config))
+    whole = [list(range(first, end)) for first, end in ((0, 20), (20, 25), (20, 40), (40, 42))]
+    assert reported == [whole[:2], whole[2:]]
+
+
+def iterations_in(folder):
+    return sorted(int(path.name.partition("-")[2]) for path in folder.glob("iteration-*"))
+
+
+def test_there_is_a_checkpoint_as_often_as_asked_and_at_the_end_and_the_last_three_stay(train_command, tmp_path):
+    assert train_command(*SHORT, "--checkpoint", "kept", "--checkpoint-every", 5).code == 0
+    assert iterations_in(tmp_path / "kept") == [5, 10, 12]
+    assert train_command(*SHORT[2:], "--iterations", 30, "--overwrite", "--checkpoint", "kept", "--resume").code == 0
+    assert iterations_in(tmp_path / "kept") == [12, 20, 30]
+    assert not list((tmp_path / "kept").glob(".part*"))
+
+
+def test_the_digests_are_those_of_the_usual_tool(train_command, tmp_path):
+    assert train_command(*SHORT, "--checkpoint", "kept").code == 0
+    place = tmp_path / "kept/iteration-000000012"
+    subprocess.run(["sha256sum", "--check", "--strict", "--quiet", checkpoint.SUMS], cwd=place, check=True)
+
+
+def test_without_resume_a_run_that_is_there_stays(train_command):
+    assert train_command(*SHORT, "--checkpoint", "kept").code == 0
+    outcome = train_command(*SHORT, "--checkpoint", "kept")
+    assert (outcome.code, outcome.err) == (
+        2,
+        ["error: checkpoint folder kept holds a run at iteration 12: use --resume or another folder"],
+    )
+
+
+def test_with_nothing_to_resume_a_run_starts_at_its_beginning(train_command):
+    outcome = train_command(*SHORT, "--checkpoint", "kept", "--resume")
+    assert (outcome.code, outcome.err) == (0, ["no checkpoint in kept: the run starts at its beginning"])
+
+
+def test_another_run_is_refused_with_the_settings_that_differ(train_command, tmp_path):
+    assert train_command(*SHORT, "--checkpoint", "kept").code == 0
+    outcome = train_command(*SHORT, "--overwrite", "--checkpoint", "kept", "--resume", "--seed", 8, "--clip", 0.1)
+    assert outcome.code == 2
+    differing = "seed 7 there, 8 here, clip 0.2 there, 0.1 here"
+    assert outcome.err == [f"error: checkpoint folder kept holds another run ({differing}): name another folder"]
+    outcome = train_command(*SHORT[2:], "--iterations", 11, "--overwrite", "--checkpoint", "kept", "--resume")
+    assert outcome.err == ["error: --iterations 11 is too few: the run in kept is at iteration 12"]
+    assert iterations_in(tmp_path / "kept") == [12]
+
+
+def test_other_devices_are_refused(tmp_path):
+    with Checkpoints(tmp_path, Config(iterations=1)) as checkpoints:
+        fleet.run(Config(iterations=1), checkpoints=checkpoints)
+    elsewhere = Checkpoints(tmp_path, Config(iterations=1), mesh=make_mesh("data=1"), resume=True)
+    with pytest.raises(UserError, match=r"\(mesh None there, {'data': 1, 'model': 1} here\)"):
+        elsewhere.__enter__()
+
+
+def test_a_run_in_several_processes_is_refused(train_command, tmp_path, monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    outcome = train_command(*SHORT, "--checkpoint", "kept")
+    assert outcome.err == ["error: --checkpoint kept is for a run in one process: leave it out"]
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--resume",), "--resume has no use without --checkpoint"),
+        (("--checkpoint-every", 3), "--checkpoint-every has no use without --checkpoint"),
+        (("--checkpoint", "kept", "--checkpoint-every", 0), "--checkpoint-every 0 is out of range: expected"),
+        (("--checkpoint", "file"), "checkpoint folder file cannot be used"),
+        (("--checkpoint", "file/kept"), "checkpoint folder file/kept cannot be used"),
+    ],
+)
+def test_bad_flags_are_one_line(train_command, tmp_path, arguments, message):
+    (tmp_path / "file").write_text("")
+    outcome = train_command(*SHORT, *arguments)
+    assert outcome.code == 2
+    assert len(outcome.err) == 1 and message in outcome.err[0]
+    assert not (tmp_path / "r.json").exists()
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def linked(path):
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to("elsewhere")
+
+
+DAMAGES = [
+    lambda path: os.truncate(path, 10),
+    lambda path: path.unlink(),
+    linked,
+    lambda path: (path.unlink(), path.mkdir()),
+]
+
+
+def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(train_command, tmp_path):
+    """Whatever file is damaged; the run ends as if nothing had been."""
+    assert train_command(*SHORT, "--checkpoint", "kept", "--checkpoint-every", 5).code == 0
+    whole = {**json.loads((tmp_path / "r.json").read_text()), "timing": None}
+    config = Config(iterations=12, eval_episodes=20)
+    place = tmp_path / "kept/iteration-000000012"
+    names = [path.relative_to(place) for path in sorted(place.rglob("*")) if path.is_file()]
+    assert len(names) > 8
+    for name, damage in [*zip(names, itertools.repeat(flip)), *zip(itertools.repeat(names[0]), DAMAGES)]:
+        shutil.rmtree(tmp_path / "copy", ignore_errors=True)
+        shutil.copytree(tmp_path / "kept", tmp_path / "copy")
+        damage(tmp_path / "copy" / place.name / name)
+        said = []
+        with Checkpoints("copy", config, resume=True, say=said.append) as checkpoints:
+            assert checkpoints.newest == 10, (name, damage)
+        assert len(said) == 1 and said[0].startswith("damaged: iteration-000000012 (")
+    outcome = train_command(*SHORT, "--checkpoint", "copy", "--resume")
+    assert outcome.code == 0
+    assert outcome.err[0].endswith("in copy; the run goes on from iteration 10") and len(outcome.err) == 1
+    assert {**json.loads((tmp_path / "r.json").read_text()), "timing": None} == whole
+    assert checkpoint.read(tmp_path / "copy" / place.name)
+
+
+def test_where_all_are_damaged_the_run_is_refused_and_they_stay(train_command, tmp_path):
+    assert train_command(*SHORT, "--checkpoint", "kept").code == 0
+    flip(tmp_path / "kept/iteration-000000012/run.json")
+    outcome = train_command(*SHORT, "--checkpoint", "kept", "--resume")
+    assert outcome.code == 2
+    assert outcome.err == [
+        "error: damaged: iteration-000000012 (run.json is not as it was written) in kept; "
+        "there is no other checkpoint: name another folder"
+    ]
+    assert iterations_in(tmp_path / "kept") == [12]
+
+
+def test_a_folder_in_use_is_refused(train_command, tmp_path):
+    with Checkpoints(tmp_path / "kept", Config()):
+        outcome = train_command(*SHORT, "--checkpoint", "kept")
+    assert outcome.code == 2
+    assert outcome.err == [
+        "error: checkpoint folder kept is in use by another process: wait for it or name another folder"
+    ]
+    assert train_command(*SHORT, "--checkpoint", "kept").code == 0
+
+
+def signalled(monkeypatch, at, numbers):
+    """Makes signals arrive while the iteration `at` is computed."""
+    record, left = Block.record, list(numbers)
+
+    def recorded(self, iterations):
+        while at in iterations and left:
+            signal.raise_signal(left.pop(0))
+        return record(self, iterations)
+
+    monkeypatch.setattr(Block, "record", recorded)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_leads_to_a_checkpoint_first(train_command, tmp_path, monkeypatch, number, code):
+    arguments = ("--iterations", 60, "--eval-episodes", 20, "--checkpoint", "kept", "--resume", "--output")
+    assert train_command(*arguments[:4], "--output", "plain.json").code == 0
+    handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
+    with monkeypatch.context() as patch:
+        signalled(patch, 25, [number])
+        outcome = train_command(*arguments, "r.json", "--checkpoint-every", 100)
+    assert outcome.code == code
+    assert outcome.err[1:] == [
+        "interrupted: 40 iterations are kept in kept; the same command with --resume goes on from there"
+    ]
+    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["kept", "plain.json"]
+    assert train_command(*arguments, "r.json").code == 0
+    plain, resumed = (json.loads((tmp_path / name).read_text()) for name in ("plain.json", "r.json"))
+    assert {**plain, "timing": None} == {**resumed, "timing": None}
+
+
+def test_the_second_signal_stops_at_once(train_command, tmp_path, monkeypatch):
+    signalled(monkeypatch, 8, [signal.SIGINT, signal.SIGTERM])
+    outcome = train_command(*SHORT, "--checkpoint", "kept", "--checkpoint-every", 5)
+    assert outcome.code == 143
+    assert iterations_in(tmp_path / "kept") == [5]
+
+
+def test_before_the_first_iteration_there_is_nothing_to_keep(train_command, tmp_path, monkeypatch):
+    signalled(monkeypatch, 0, [signal.SIGINT])
+    outcome = train_command(*SHORT, "--checkpoint", "kept")
+    assert (outcome.code, outcome.err) == (130, ["interrupted: no iteration was kept"])
+    assert not (tmp_path / "r.json").exists()
+
+
+def test_a_disk_that_refuses_leaves_earlier_checkpoints_as_they_were(train_command, tmp_path, monkeypatch):
+    flush, calls = checkpoint.flush, []
+
+    def full(path):
+        calls.append(path)
+        if iterations_in(tmp_path / "kept") == [5] and checkpoint.PART in str(path):
+            raise OSError(28, "No space left on device")
+        flush(path)
+
+    monkeypatch.setattr(checkpoint, "flush", full)
+    outcome = train_command(*SHORT, "--checkpoint", "kept", "--checkpoint-every", 5)
+    assert outcome.code == 2 and len(calls) > 10
+    assert len(outcome.err) == 1 and "could not be written (No space left on device)" in outcome.err[0]
+    assert iterations_in(tmp_path / "kept") == [5]
+    assert checkpoint.read(tmp_path / "kept/iteration-000000005")
+    assert not list((tmp_path / "kept").glob(".part*"))
+
+
+def test_a_killed_run_goes_on_until_it_is_done(train_command, tmp_path):
+    arguments = ("--iterations", 15, "--eval-episodes", 20, "--output")
+    assert train_command(*arguments, "plain.json").code == 0
+    kills = killed_and_resumed(tmp_path / "kept", 2, 1, *arguments, tmp_path / "killed.json", "--checkpoint-every", 1)
+    assert kills > 0
+    plain, killed = (json.loads((tmp_path / name).read_text()) for name in ("plain.json", "killed.json"))
+    assert {**plain, "timing": None} == {**killed, "timing": None}
+
+
+def test_without_checkpoints_orbax_is_not_imported():
+    program = "import sys, jaxrl_mini.train, jaxrl_mini.fleet; sys.exit('orbax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
