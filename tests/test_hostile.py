@@ -13,11 +13,31 @@ from pathlib import Path
 import damage
 import hostile
 import jaxtyping
+import numpy as np
 import pytest
 from hostile import READERS, one_line, watched
 
-from jaxrl_mini import checkpoint, commandline, engine, fleet, recording, replay, statistics, sweep, tiny_model, train
+from jaxrl_mini import (
+    bias,
+    checkpoint,
+    commandline,
+    engine,
+    estimators,
+    fleet,
+    page,
+    play,
+    player,
+    recording,
+    replay,
+    report,
+    reproduce,
+    statistics,
+    sweep,
+    tiny_model,
+    train,
+)  # fmt: skip
 from jaxrl_mini.config import Config, UserError
+from jaxrl_mini.policies import saved
 
 EXAMPLES, FIRST = (
     int(os.environ.get(name, default)) for name, default in (("HOSTILE_EXAMPLES", 2000), ("HOSTILE_FIRST", 0))
@@ -203,12 +223,23 @@ TRAIN |= {"--checkpoint": PATHS, "--checkpoint-every": COUNTS, "--resume": []}
 SWEEP = {"--seeds": WORDS, "--history-every": COUNTS, "--output": PATHS, "--shard": WORDS, "--dry-run": []}
 SWEEP |= {"--address": WORDS, "--engine": ["local", "here"]}
 TINY = dict.fromkeys(["--layers", "--width", "--heads", "--seed"], COUNTS) | {"--warm-start": [], "--overwrite": []}
+ESTIMATORS = {"--advantage": ["rloo", "ppo"], "--aggregation": ["step-mean", "mean"], "--reward": WORDS, "--at": COUNTS}
+ESTIMATORS |= dict.fromkeys(["--groups", "--group-size", "--seed"], COUNTS) | {"--step": FLOATS}
+ESTIMATORS |= {flag: [*PATHS, "x.csv", "folder/x.svg", "file/x.png"] for flag in ("--policy", "--output", "--plot")}
 COMMANDS = {
     "train": (train, CONFIG | TRAIN, []),
     "sweep": (sweep, CONFIG | SWEEP, ["--seeds", "5"]),
     "summary": (sweep, {"--json": [], "": PATHS}, ["summary"]),
     "replay": (replay, {"--tolerance": FLOATS, "": PATHS, "--device": CONFIG["--device"]}, []),
     "tiny_model": (tiny_model, TINY | {"--tokenizer": ["word", "bpe", "x"], "": PATHS}, []),
+    "play": (
+        play,
+        {"--episodes": COUNTS, "--human": [], "--seed": COUNTS, "": PATHS, "--device": CONFIG["--device"]},
+        [],
+    ),
+    "reproduce": (reproduce, {"--static": [], "": PATHS, "--device": CONFIG["--device"]}, []),
+    "report": (report, {"--output": PATHS, "--figures": PATHS, "--overwrite": [], "": PATHS}, []),
+    "estimators": (estimators, ESTIMATORS, []),
 }
 """A command's module, its flags (an argument has none) with values, and the words that its line begins with."""
 
@@ -232,13 +263,17 @@ def test_any_flags_are_refused_in_one_line_with_nothing_written_or_reach_the_com
     module, flags, first = COMMANDS[name]
     for target, function in (
         (fleet, "run"), (engine, "run_sweep"), (recording, "replay_errors"), (tiny_model, "make_tiny_model"),
-        (statistics, "summarize"),
+        (statistics, "summarize"), (play, "play"), (player.TablePlayer, "evaluate"), (page, "render"), (bias, "judge"),
     ):  # fmt: skip
         monkeypatch.setattr(target, function, ran)
     work = tmp_path / "work"
     (work / "folder").mkdir(parents=True)
     if name == "summary":
         hostile.sweep(work / "whole")
+    elif name == "play":
+        saved.save_table(work / "whole", np.zeros((24, 6), np.float32), Config())
+    elif name in ("reproduce", "report"):
+        shutil.copy(Path(__file__).parents[1] / "results/grpo-seed-7.json", work / "whole")
     elif name == "replay":
         (work / "whole").write_bytes(damage.npz(damage.recorded()))
     (work / "file").write_text("thesis")
@@ -246,7 +281,7 @@ def test_any_flags_are_refused_in_one_line_with_nothing_written_or_reach_the_com
     (work / "link").symlink_to("file")
     os.mkfifo(work / "pipe")
     monkeypatch.chdir(work)
-    before, codes = listing(tmp_path), []
+    before, codes, cache = listing(tmp_path), [], os.environ["JAX_COMPILATION_CACHE_DIR"]
 
     for draw in cases():
         with named(draw):
@@ -266,7 +301,7 @@ def test_any_flags_are_refused_in_one_line_with_nothing_written_or_reach_the_com
             assert ended == (2, "", 1) or (code in (0, -1) and not said), (*ended, said, words)
             changed = [os.path.realpath(path) for event, path in events if event not in ("read", *hostile.FORBIDDEN)]
             assert all(
-                path.startswith((str(tmp_path), "/dev/null", "/proc", f"/{checkpoint.LOCK}")) for path in changed
+                path.startswith((str(tmp_path), "/dev/null", "/proc", f"/{checkpoint.LOCK}", cache)) for path in changed
             ), changed
             assert not [event for event in events if event[0] in hostile.FORBIDDEN]
             assert not changed or listing(tmp_path) == before, words

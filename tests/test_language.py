@@ -70,8 +70,8 @@ def test_packed_episodes_score_like_every_prompt_and_candidate_in_a_row_of_its_o
     assert np.isfinite(packed).all()
 
 
-def test_gradients_of_packed_episodes_are_the_plain_ways(loaded):
-    policy, checkpoint = loaded
+def test_gradients_of_packed_episodes_are_the_plain_ways(golden):
+    policy, checkpoint = load_policy(golden / "tiny-gpt2-bpe")  # actions of several tokens, a tree with branches
     actions = episodes(1, count=2)
     places, prompts = live_prompts(actions)
     weights = np.random.default_rng(2).normal(size=(len(prompts), 6))
