@@ -20,7 +20,8 @@ import json, sys, jax, numpy as np
 from jaxrl_mini.config import Config, UserError
 from jaxrl_mini.language_training import Run
 from jaxrl_mini.placement import make_mesh
-run = Run(Config(backend="hf", model=sys.argv[1], lr=3e-3, groups=2, group_size=4), make_mesh("data=4,model=2"))
+config = Config(backend="hf", model=sys.argv[1], lr=3e-3, groups=2, group_size=4, reward="public-test")
+run = Run(config, make_mesh("data=4,model=2"))
 kernel = run.state.params["h"]["attn"]["c_attn"]["kernel"][...]
 history = [{name: column.item() for name, column in run.advance()[0].items()} for _ in range(2)]
 try:
@@ -40,7 +41,8 @@ print(json.dumps({
 
 
 def settings(folder, **changes):
-    few = {"groups": 2, "group_size": 4, "iterations": 2, "eval_episodes": 40}
+    """A short run whose reward an untrained model gets in some episodes: without one the gradient is rounding alone."""
+    few = {"groups": 2, "group_size": 4, "iterations": 2, "eval_episodes": 40, "reward": "public-test"}
     return {"backend": "hf", "model": str(folder), "lr": 3e-3, **few} | changes
 
 
@@ -123,7 +125,7 @@ def test_flags_that_do_not_go_together_are_refused(train_command, flags, message
 
 def test_a_language_models_recording_replays(tiny_folder, tmp_path):
     """Bit for bit, and not if an episode or a reward is changed."""
-    config = Config(**settings(tiny_folder, iterations=3))
+    config = Config(**settings(tiny_folder, iterations=3, reward="verifier"))
     with records.Output(tmp_path / "run.npz") as output:
         recording.write(fleet.run(config), output)
     recorded = recording.read(tmp_path / "run.npz")
