@@ -247,30 +247,35 @@ def _read_weights(folder: Path, tensors: dict[str, np.ndarray], shapes: PyTree, 
 
 
 def _take(folder: Path, tensors: dict[str, np.ndarray], place: tuple[Any, ...], variable: Any) -> Any:
-    """A parameter of the network from the tensors of a folder; the tensors are taken out of them."""
+    """A parameter of the network from the tensors of a folder; they are taken out of them."""
     expected = variable.get_value()
-    shape = expected.shape[1:] if place[0] == "h" else expected.shape
-    parts = []
-    for name in _tensor_names(place, expected.shape):
-        key = name.removeprefix("transformer.")
-        if key not in tensors:
-            raise CheckpointError(f"model {str(folder)!r} has no tensor {name!r}")
-        tensor = tensors.pop(key)
-        if key == "lm_head.weight":
-            tensor = tensor.T
-        if tensor.shape != shape or not jnp.issubdtype(tensor.dtype, jnp.floating):
-            raise CheckpointError(
-                f"tensor {name!r} of model {str(folder)!r} is {tensor.dtype} {list(tensor.shape)}: "
-                f"config.json asks for floats {list(shape)}"
-            )
-        with np.errstate(over="ignore"):
-            weights = tensor.astype(expected.dtype)
-        if not np.isfinite(weights).all():
-            raise CheckpointError(
-                f"tensor {name!r} of model {str(folder)!r} holds numbers that are not finite in float32"
-            )
-        parts.append(weights)
-    return variable.replace(jnp.asarray(np.stack(parts) if place[0] == "h" else parts[0]))
+    take = partial(_take_tensor, folder, tensors, dtype=expected.dtype)
+    if place[0] == "h":
+        parts = [take(name, shape=expected.shape[1:]) for name in _tensor_names(place, expected.shape)]
+        return variable.replace(jnp.asarray(np.stack(parts)))
+    (name,) = _tensor_names(place, expected.shape)
+    return variable.replace(jnp.asarray(take(name, shape=expected.shape)))
+
+
+def _take_tensor(
+    folder: Path, tensors: dict[str, np.ndarray], name: str, *, shape: tuple[int, ...], dtype: DTypeLike
+) -> np.ndarray:
+    key = name.removeprefix("transformer.")
+    if key not in tensors:
+        raise CheckpointError(f"model {str(folder)!r} has no tensor {name!r}")
+    tensor = tensors.pop(key)
+    if key == "lm_head.weight":
+        tensor = tensor.T
+    if tensor.shape != shape or not jnp.issubdtype(tensor.dtype, jnp.floating):
+        raise CheckpointError(
+            f"tensor {name!r} of model {str(folder)!r} is {tensor.dtype} {list(tensor.shape)}: "
+            f"config.json asks for floats {list(shape)}"
+        )
+    with np.errstate(over="ignore"):
+        weights = tensor.astype(dtype)
+    if not np.isfinite(weights).all():
+        raise CheckpointError(f"tensor {name!r} of model {str(folder)!r} holds numbers that are not finite in float32")
+    return weights
 
 
 def _tensor_names(place: tuple[Any, ...], shape: tuple[int, ...]) -> list[str]:
