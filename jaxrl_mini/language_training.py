@@ -270,10 +270,11 @@ class Run:
         )
 
     def _play_chunk(self, chunk: int) -> Episodes:
-        """Evaluation episodes number 512 * chunk and on, each a group of its own."""
+        """Evaluation episodes number 512 * chunk and on, as far as they are asked for, each a group of its own."""
         uniforms = np.stack(rollout.draw_uniforms(self.seed[None], rollout.EVALUATION, chunk, evaluation.CHUNK, 1))
         parts = np.split(uniforms.reshape(MAX_STEPS, -1), evaluation.CHUNK // EVALUATED_AT_ONCE, axis=1)
-        actions = [np.asarray(play(self.policy, self.state.params, part)[0]) for part in parts]
+        needed = -(-(self.config.eval_episodes - chunk * evaluation.CHUNK) // EVALUATED_AT_ONCE)
+        actions = [np.asarray(play(self.policy, self.state.params, part)[0]) for part in parts[:needed]]
         return rollout.episodes_from_actions(np.concatenate(actions, axis=1)[..., None])
 
 

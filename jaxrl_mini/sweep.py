@@ -33,7 +33,7 @@ examples:
   python -m jaxrl_mini.sweep summary sweeps/lr --json
 """
 
-SECONDS_PER_EPISODE = {"table": 1e-7, "hf": 4e-3}
+SECONDS_PER_EPISODE = {"table": 1e-7, "hf": 1e-2}
 """Time of an episode on one core of a current CPU, for the estimate; of the smallest language model."""
 
 SECONDS_PER_HISTORY_ROW, SECONDS_PER_COMPILATION = 8e-5, 4.0

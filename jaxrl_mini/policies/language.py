@@ -228,9 +228,8 @@ class LanguagePolicy:
         tokens, lengths = self._segment(
             np.maximum(histories.step - 1, 0), histories.variant[histories.parent], histories.action
         )
-        everything, fewer = (
-            in_chunks(wanted, HISTORIES_AT_ONCE) for wanted in (histories.step >= 0, histories.can_succeed)
-        )
+        every = np.ones_like(histories.can_succeed)
+        everything, fewer = (in_chunks(wanted, HISTORIES_AT_ONCE) for wanted in (every, histories.can_succeed))
         order = jnp.where(can_succeed, np.resize(fewer, everything.shape), everything)
         first, opening = self.read_opening(params)
         context = opening.repeat(HISTORIES_AT_ONCE)
@@ -258,9 +257,8 @@ class LanguagePolicy:
                     context.length + own.sum(1),
                 ),
             )
-            kept = jax.tree.map(
-                lambda x, y: x.at[:, these].set(y, mode="drop"), pages, new
-            )  # no child reads the others
+            # Of the deepest histories, which none continues, there are no pages: those are dropped.
+            kept = jax.tree.map(lambda x, y: x.at[:, these].set(y, mode="drop"), pages, new)
             return log_probs.at[these].set(jax.nn.log_softmax(scores[:, 0])), kept
 
         parents = int(histories.ancestors.max()) + 1
