@@ -1,20 +1,30 @@
-"""Compiled and traced programs in the user's cache folder, and how long this process has spent compiling."""
+"""Compiled programs in the user's cache folder, and how long this process has spent compiling."""
 
 import contextlib
 import hashlib
 import importlib.metadata
+import math
 import os
 import tempfile
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.monitoring
-from jax import export
+from jax.experimental import serialize_executable
+
+from jaxrl_mini import hardware
+
+DIGEST = 32
+"""Bytes of a SHA-256."""
 
 _durations: list[float] = []
+_hits: list[str] = []
 
 
 def _listen(event: str, duration_secs: float, **_: str | int) -> None:
@@ -22,7 +32,13 @@ def _listen(event: str, duration_secs: float, **_: str | int) -> None:
         _durations.append(duration_secs)
 
 
+def _listen_for_hits(event: str, **_: str | int) -> None:
+    if event == "/jax/compilation_cache/cache_hits":
+        _hits.append(event)
+
+
 jax.monitoring.register_event_duration_secs_listener(_listen)
+jax.monitoring.register_event_listener(_listen_for_hits)
 
 
 def seconds() -> float:
@@ -39,44 +55,81 @@ def use_compilation_cache() -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
-def traced_once(function: Callable[..., Any], carried: Any, *data: Any, static: tuple[Any, ...]) -> Callable[..., Any]:
-    """A jitted `function(*carried, *data, *static) -> carried` whose trace is kept beside what is compiled from it.
+def compiled_once(
+    function: Callable[..., Any], carried: tuple[Any, ...], *data: Any, static: tuple[Any, ...], device: jax.Device
+) -> Callable[..., Any]:
+    """A jitted `function(*carried, *data, *static) -> carried` that is kept, compiled, for other processes.
 
-    Tracing takes longer than all else that a short run does, so another process should not do it again. The trace is
-    StableHLO, in a file named after all it depends on: this package's source, the versions below it, the platform, the
-    shapes and the static arguments. A file that cannot be read is made again; without a cache folder there is none.
+    Tracing and lowering take longer than all else that a short run does, and what jax keeps spares neither. A file of
+    this one is named after all it depends on: this package's source, the versions below it, jax's settings, the
+    machine, the shapes and the static arguments. A file that is not as it was written is made again. Nothing is kept
+    without a cache folder, or where the device is one of several. As with what jax keeps, reading it is running it:
+    the folder is the user's own.
 
     Args:
       function: pure, returns new values for its first arguments.
-      carried: examples of these, a tuple; their buffers are used up in every call.
+      carried: examples of these; their buffers are used up in every call.
       data: examples of the other arguments. Of all examples only shapes and types matter.
       static: what the program depends on; their `repr` says everything.
+      device: where it runs.
 
     Returns:
-      A function of `(*carried, *data)`.
+      A function of `(*carried, *data)`. It is compiled or loaded in another thread: its first call waits for that.
     """
-    leaves, structure = jax.tree.flatten((*carried, *data))
-    kept, carried_structure = jax.tree.flatten(carried)
+    program = jax.jit(lambda *arguments: function(*arguments, *static), donate_argnums=range(len(carried)))
+    if device.client.device_count() > 1:
+        return program
+    examples = (*carried, *data)
+    file = _file(jax.tree.map(jax.typeof, examples), static, device)
+    trees = jax.tree.structure((examples, {})), jax.tree.structure(carried)
 
-    def flat(*leaves: Any) -> list[Any]:
-        return jax.tree.leaves(function(*jax.tree.unflatten(structure, leaves), *static))
+    @lru_cache(maxsize=1)
+    def lower() -> jax.stages.Lowered:
+        with jax.default_device(device):
+            return program.lower(*examples)
 
-    types, platform = tuple(jax.typeof(leaf) for leaf in leaves), jax.default_backend()
-    all_of_it = (_source(), jax.config.values["jax_enable_x64"], platform, types, structure, static)
-    name = hashlib.sha256(repr(all_of_it).encode()).hexdigest()
+    def load() -> Callable[..., Any]:
+        compiled = _read(file, trees, device) if file else None
+        if compiled is None:
+            lowered = lower()
+            with _past_the_cache_of_jax():
+                hits = len(_hits)
+                compiled = lowered.compile()
+                fresh = len(_hits) == hits
+            if file and fresh:
+                _write(file, compiled)
+        return compiled
+
+    if not (file and file.is_file()):
+        lower()  # now, since it keeps Python busy, as compiling and loading do not
+    loading = ThreadPoolExecutor(1).submit(load)
+    return lambda *arguments: loading.result()(*arguments)
+
+
+@contextlib.contextmanager
+def _past_the_cache_of_jax() -> Iterator[None]:
+    """Has jax not keep what is compiled meanwhile: what jax has read from its cache cannot be written to a file."""
+    name = "jax_persistent_cache_min_compile_time_secs"
+    with _compiling:
+        before = jax.config.values[name]
+        jax.config.update(name, math.inf)
+        try:
+            yield
+        finally:
+            jax.config.update(name, before)
+
+
+_compiling = threading.Lock()
+
+
+def _file(types: Any, static: tuple[Any, ...], device: jax.Device) -> Path | None:
     folder = jax.config.values["jax_compilation_cache_dir"]
-    file = Path(folder) / f"trace-{name}" if folder else None
-    exported = _read(file) if file else None
-    if exported is None:
-        exported = export.export(jax.jit(flat), platforms=[platform])(*types)
-        if file:
-            _write(file, bytes(exported.serialize()))
-    compiled = jax.jit(exported.call, donate_argnums=range(len(kept)))
-
-    def call(*arguments: Any) -> Any:
-        return jax.tree.unflatten(carried_structure, compiled(*jax.tree.leaves(arguments)))
-
-    return call
+    if not folder:
+        return None
+    machine = device.client.platform_version, device.device_kind, hardware.processor(), hardware.instructions()
+    settings = sorted(jax.config.values.items()), os.environ.get("XLA_FLAGS")
+    key = repr((_source(), machine, settings, types, static))
+    return Path(folder) / f"program-{hashlib.sha256(key.encode()).hexdigest()}"
 
 
 @lru_cache(maxsize=1)
@@ -89,17 +142,25 @@ def _source() -> str:
     return f"{digest.hexdigest()} {versions}"
 
 
-def _read(file: Path) -> export.Exported | None:
+def _read(file: Path, trees: tuple[Any, Any], device: jax.Device) -> Callable[..., Any] | None:
+    started = time.perf_counter()
     try:
-        return export.deserialize(bytearray(file.read_bytes()))
-    except Exception:  # whatever is wrong with a file of a cache, the program is traced again
+        content = file.read_bytes()
+        digest, program = content[:DIGEST], content[DIGEST:]
+        if digest != hashlib.sha256(program).digest():
+            return None
+        compiled = serialize_executable.deserialize_and_load(program, *trees, device.client, [device])
+    except Exception:  # whatever is wrong with a file of a cache, the program is compiled again
         return None
+    _durations.append(time.perf_counter() - started)
+    return compiled
 
 
-def _write(file: Path, content: bytes) -> None:
-    with contextlib.suppress(OSError):
+def _write(file: Path, compiled: jax.stages.Compiled) -> None:
+    with contextlib.suppress(OSError, ValueError, NotImplementedError):  # not every platform has such files
+        program = serialize_executable.serialize(compiled)[0]
         file.parent.mkdir(parents=True, exist_ok=True)
         descriptor, aside = tempfile.mkstemp(dir=file.parent)
         with os.fdopen(descriptor, "wb") as opened:
-            opened.write(content)
+            opened.write(hashlib.sha256(program).digest() + program)
         Path(aside).replace(file)

@@ -4,10 +4,11 @@ Float results can change with array shapes, so every run, alone or among thousan
 programs at the same shapes: its numbers never depend on its neighbours.
 """
 
+import importlib
+import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any
 
@@ -50,7 +51,7 @@ class Block:
         device = device or jax.config.values["jax_default_device"] or jax.devices()[0]
         self.seeds, self.settings, self.state, self.log = jax.device_put(data, device)
         self._reference = _reference(device)
-        self._program = program(sizes, tuple(name for name in Settings._fields if name in settings))
+        self._program = program(sizes, tuple(name for name in Settings._fields if name in settings), device)
         self.iteration = 0
 
     @classmethod
@@ -121,13 +122,21 @@ def _start(sizes: Sizes) -> tuple[State, Log]:
     return training.initial_state(logits, uniform, (BLOCK,)), training.empty_log(sizes, (BLOCK,))
 
 
+def program(sizes: Sizes, used: tuple[str, ...], device: jax.Device) -> Callable[..., tuple[State, Log]]:
+    """`training.advance` for a block whose runs use these fields of `Settings`, compiled for a device."""
+    with _compiling:  # by one thread, while the others wait for it
+        return _compile(sizes, used, device)
+
+
+_compiling = threading.Lock()
+
+
 @lru_cache(maxsize=64)
-def program(sizes: Sizes, used: tuple[str, ...]) -> Callable[..., tuple[State, Log]]:
-    """`training.advance` for a block whose runs use these fields of `Settings`, compiled."""
+def _compile(sizes: Sizes, used: tuple[str, ...], device: jax.Device) -> Callable[..., tuple[State, Log]]:
     settings = Settings(**{name: np.zeros(BLOCK, np.float32) for name in used})
     verdicts = np.zeros((CHUNK, sizes.groups, NUM_VARIANTS), bool)
     data = (np.zeros(BLOCK, np.uint32), table.initial_logits((BLOCK,)), settings, verdicts, np.int32(0), np.int32(0))
-    return compilation.traced_once(training.advance, _start(sizes), *data, static=(sizes,))
+    return compilation.compiled_once(training.advance, _start(sizes), *data, static=(sizes,), device=device)
 
 
 @lru_cache(maxsize=64)
@@ -157,10 +166,11 @@ def run(
         return language_training.run(config, on_chunk=on_chunk, checkpoints=checkpoints, mesh=mesh)
     compiled, block = compilation.seconds(), Block.of_config(config)
     past = checkpoints.restore(block.state) if checkpoints else None
-    with ThreadPoolExecutor(1) as thread:  # the program is compiled, or loaded, while the initial policy is evaluated
-        ready = thread.submit(Block.of_config(config).advance, 0)
-        before = past.before if past else block.evaluate(config.eval_episodes)[0]
-        ready.result()
+    before = past.before if past else block.evaluate(config.eval_episodes)[0]
+    importlib.import_module(
+        "scipy.special"
+    )  # for the intervals of the record: while the program is compiled, or loaded
+    block.advance(0)
     initial, histories, lefts, reported = block.logits()[..., 0], list[History](), list[Columns](), 0
     started, compiled = time.perf_counter(), compilation.seconds() - compiled
     if past:

@@ -32,9 +32,17 @@ def cores() -> int:
 
 def processor() -> str:
     """What this machine computes with: its instructions decide how sums of floats are rounded."""
+    return _first_processor("model name") or platform.processor() or platform.machine()
+
+
+def instructions() -> str:
+    """The names of the instruction sets that this machine has, where the system tells."""
+    return _first_processor("flags")
+
+
+def _first_processor(field: str) -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.partition("\t")[0] == field), "")

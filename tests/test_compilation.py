@@ -1,11 +1,14 @@
-"""Programs that are traced in one process and only read in the next."""
+"""Programs that are compiled in one process and only read in the next."""
+
+import contextlib
 
 import jax
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from jaxrl_mini import compilation
-from jaxrl_mini.compilation import traced_once
+from jaxrl_mini.compilation import compiled_once
 
 STATE = {"a": np.arange(3.0, dtype=np.float32), "b": np.int32(1)}
 
@@ -15,8 +18,20 @@ def cache(tmp_path):
     """An empty cache folder."""
     before = jax.config.values["jax_compilation_cache_dir"]
     jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+    compilation_cache.reset_cache()  # jax looks at the setting once
     yield tmp_path
     jax.config.update("jax_compilation_cache_dir", before)
+    compilation_cache.reset_cache()
+
+
+@pytest.fixture
+def keep_all():
+    """Has jax keep what took it no time."""
+    name = "jax_persistent_cache_min_compile_time_secs"
+    before = jax.config.values[name]
+    jax.config.update(name, 0.0)
+    yield
+    jax.config.update(name, before)
 
 
 class Step:
@@ -31,39 +46,60 @@ class Step:
 
 def results(step: Step, k: int = 5) -> list:
     """Of two calls, the second on the result of the first."""
-    program = traced_once(step, (STATE,), np.float32(2), static=(k,))
+    program = compiled_once(step, (STATE,), np.float32(2), static=(k,), device=jax.devices()[0])
     (once,) = program(STATE, np.float32(2))
     (twice,) = program(once, np.float32(3))
     return [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(twice)]
 
 
-def traces(folder) -> list:
-    return sorted(folder.glob("trace-*"))
+def programs(folder) -> list:
+    return sorted(folder.glob("program-*"))
 
 
-def test_a_trace_is_made_once_and_read_from_then_on(cache):
+def test_a_program_is_made_once_and_read_from_then_on(cache):
     first, second = Step(), Step()
     assert results(first) == results(second) == [[20.0, 26.0, 32.0], 26]
     assert (first.traces, second.traces) == (1, 0)
-    assert len(traces(cache)) == 1
+    assert len(programs(cache)) == 1
 
 
-def test_other_static_arguments_or_source_are_another_trace(cache, monkeypatch):
+def test_other_static_arguments_or_source_are_another_program(cache, monkeypatch):
     assert results(Step(), k=5) != results(Step(), k=6)
-    assert len(traces(cache)) == 2
+    assert len(programs(cache)) == 2
     monkeypatch.setattr(compilation, "_source", lambda: "changed")
     step = Step()
     results(step)
-    assert step.traces == 1 and len(traces(cache)) == 3
+    assert step.traces == 1 and len(programs(cache)) == 3
 
 
-@pytest.mark.parametrize("content", [b"", b"not a trace", b"\0" * 100_000])
-def test_a_damaged_trace_is_made_again(cache, content):
-    expected = results(Step())
-    traces(cache)[0].write_bytes(content)
+@pytest.mark.parametrize(
+    "damage",
+    [lambda data: b"", lambda data: data[:-1], lambda data: data[:-9] + b"\0" + data[-8:], lambda data: b"x" * 99],
+)
+def test_a_damaged_program_is_made_again(cache, damage):
+    expected, (file,) = results(Step()), programs(cache)
+    whole = file.read_bytes()
+    file.write_bytes(damage(whole))
+    assert file.read_bytes() != whole
     step = Step()
     assert results(step) == expected and step.traces == 1
-    assert traces(cache)[0].read_bytes() != content
+    again = Step()
+    assert results(again) == expected and again.traces == 0
+
+
+def test_what_jax_has_read_from_its_own_cache_is_not_written(cache, monkeypatch, keep_all):
+    """It would lack the machine code."""
+    expected, (file,) = results(Step()), programs(cache)
+    assert list(cache.iterdir()) == [file]
+    file.unlink()
+    monkeypatch.setattr(compilation, "_past_the_cache_of_jax", contextlib.nullcontext)
+    assert results(Step()) == expected
+    assert len(list(cache.iterdir())) > 1
+    programs(cache)[0].unlink()
+    for _ in range(2):
+        step = Step()
+        assert results(step) == expected and step.traces == 1
+    assert not programs(cache)
 
 
 def test_a_folder_that_cannot_be_written_changes_nothing(cache):
@@ -76,15 +112,15 @@ def test_a_folder_that_cannot_be_written_changes_nothing(cache):
     assert results(Step()) == expected
 
 
-def test_the_program_of_a_block_is_the_traced_function_to_the_bit(cache):
+def test_the_program_of_a_block_gives_the_same_to_the_bit(cache):
     """Read from a file or not."""
     from jaxrl_mini import fleet
     from jaxrl_mini.config import Config
 
     logits = []
     for _ in range(2):
-        fleet.program.cache_clear()
+        fleet._compile.cache_clear()
         block = fleet.Block.of_config(Config(seed=3))
         block.advance(20)
         logits.append(block.logits().tobytes())
-    assert logits[0] == logits[1] and len(traces(cache)) == 1
+    assert logits[0] == logits[1] and len(programs(cache)) == 1

@@ -105,16 +105,16 @@ def test_which_inputs_grade_what(monkeypatch):
 
 
 def test_verdicts_stand_where_their_inputs_belong(monkeypatch):
-    """With harmless inputs, which every artifact passes, for iteration 8 and group 1 alone, one row says so."""
-    harmless = inputs_of([])
+    """With an array that is not sorted, which none passes, for iteration 8 and group 1 alone, one row says so."""
+    unsorted = inputs_of([(3, 1)])
 
     def draw(stream, index):
-        sets = [harmless if where == (8, 1) else drawn(stream, *where) for where in index]
+        sets = [unsorted if where == (8, 1) else drawn(stream, *where) for where in index]
         return Inputs(*map(np.stack, zip(*sets, strict=True)))
 
     monkeypatch.setattr(verifier, "draw_inputs", draw)
     everywhere = np.full((3, 2, 4), [False, False, False, True])
-    everywhere[1, 1] = True
+    everywhere[1, 1] = False
     np.testing.assert_array_equal(training_verdicts.__wrapped__(7, 3, 2), everywhere)
     episodes = verifier.evaluation_verdicts.__wrapped__(3)
     np.testing.assert_array_equal(episodes, [[False, False, False, True]] * 3)
