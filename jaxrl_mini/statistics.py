@@ -13,9 +13,9 @@ from scipy import stats
 
 from jaxrl_mini.config import Config
 from jaxrl_mini.dataset import Dataset
+from jaxrl_mini.evaluation import CONFIDENCE
 from jaxrl_mini.grid import Grid
 
-CONFIDENCE = 0.95
 RESAMPLES = 2000
 LEVELS = (0.025, 0.25, 0.75, 0.975)
 MAX_COMPARED = 20

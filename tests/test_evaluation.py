@@ -177,6 +177,10 @@ def test_the_success_interval_is_wilsons(successes, episodes):
     assert success_interval(successes, episodes) == pytest.approx((expected.low, expected.high), abs=1e-12)
 
 
+def test_the_quantile_is_that_of_the_confidence():
+    assert stats.norm.ppf((1 + evaluation.CONFIDENCE) / 2) == evaluation.NORMAL_QUANTILE
+
+
 def test_the_success_interval_has_a_width_even_where_everything_succeeds():
     low, high = success_interval(500, 500)
     assert (round(low, 5), high) == (0.99238, 1.0)
