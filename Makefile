@@ -26,18 +26,15 @@ lint: $(VENV)/test.stamp
 docs: $(VENV)/docs.stamp
 	$(BIN)/python -m mkdocs build --strict
 
-$(VENV)/train.stamp: pyproject.toml requirements.lock
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint requirements.lock --editable .
-	touch $@
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/test.stamp: $(VENV)/train.stamp
-	$(BIN)/python -m pip install --quiet --constraint requirements.lock --editable '.[test]'
-	touch $@
+$(VENV)/train.stamp $(VENV)/test.stamp $(VENV)/docs.stamp: pyproject.toml requirements.lock | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --constraint requirements.lock --editable '.$(extra)'
+	touch $(VENV)/train.stamp $@
 
-$(VENV)/docs.stamp: $(VENV)/train.stamp
-	$(BIN)/python -m pip install --quiet --constraint requirements.lock --editable '.[docs]'
-	touch $@
+$(VENV)/test.stamp: extra = [test]
+$(VENV)/docs.stamp: extra = [docs]
 
 # The six runs of the README's table.
 results: $(VENV)/train.stamp

@@ -283,10 +283,11 @@ def test_expected_credit_is_what_ever_larger_batches_tend_to(variant):
 
 def program(config: Config) -> str:
     """What would be compiled."""
-    block = Block.of_config(config)
-    verdicts = verifier.training_verdicts(0, 20, config.groups)
-    data = block.state, block.log, block.seeds, block._reference, block.settings, verdicts, 0, 20
-    return jax.jit(training.advance, static_argnames="sizes").lower(*data, sizes=block.sizes).as_text()
+    sizes = fleet.sizes_of(config)
+    settings = jax.tree.map(lambda value: np.full(BLOCK, value, np.float32), Settings.of(config))
+    reference, verdicts = table.initial_logits((BLOCK,)), verifier.training_verdicts(0, 20, config.groups)
+    data = *fleet._start(sizes), np.zeros(BLOCK, np.uint32), reference, settings, verdicts, 0, 20
+    return jax.jit(training.advance, static_argnames="sizes").lower(*data, sizes=sizes).as_text()
 
 
 OPTIONS = [
