@@ -266,6 +266,15 @@ def test_what_the_readme_says_of_the_results_is_what_they_say():
         assert sentence in text, name
 
 
+def test_what_is_said_of_start_up_is_what_was_measured():
+    seconds = results("benchmarks/startup")["median_seconds"]
+    said = (
+        f"takes {seconds['cold']:.1f} s from start to exit at first and {seconds['warm']:.1f} s from then on; "
+        f"a plain PyTorch loop takes {seconds['pytorch']:.1f} s"
+    )
+    assert said in " ".join((ROOT / "docs/machines.md").read_text().split())
+
+
 def test_the_figures_of_the_task_are_exact():
     """Of uniform play, of the mathematics' example, and of the histories of a language model."""
     uniform = evaluation.exact(np.full((24, 6), -np.log(6.0)), np.array([0.0, 0.0, 0.0, 1.0]))
