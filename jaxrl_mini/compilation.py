@@ -5,6 +5,7 @@ import hashlib
 import importlib.metadata
 import math
 import os
+import platform
 import tempfile
 import threading
 import time
@@ -63,8 +64,8 @@ def compiled_once(
     Tracing and lowering take longer than all else that a short run does, and what jax keeps spares neither. A file of
     this one is named after all it depends on: this package's source, the versions below it, jax's settings, the
     machine, the shapes and the static arguments. A file that is not as it was written is made again. Nothing is kept
-    without a cache folder, or where the device is one of several. As with what jax keeps, reading it is running it:
-    the folder is the user's own.
+    without a cache folder, and on an accelerator or one of several devices jax alone keeps what it does. As with that,
+    reading it is running it: the folder is the user's own.
 
     Args:
       function: pure, returns new values for its first arguments.
@@ -77,10 +78,10 @@ def compiled_once(
       A function of `(*carried, *data)`. It is compiled or loaded in another thread: its first call waits for that.
     """
     program = jax.jit(lambda *arguments: function(*arguments, *static), donate_argnums=range(len(carried)))
-    if device.client.device_count() > 1:
+    if device.platform != "cpu" or device.client.device_count() > 1:
         return program
     examples = (*carried, *data)
-    file = _file(jax.tree.map(jax.typeof, examples), static, device)
+    file = _file(jax.tree.map(jax.typeof, examples), static)
     trees = jax.tree.structure((examples, {})), jax.tree.structure(carried)
 
     @lru_cache(maxsize=1)
@@ -102,7 +103,9 @@ def compiled_once(
 
     if not (file and file.is_file()):
         lower()  # now, since it keeps Python busy, as compiling and loading do not
-    loading = ThreadPoolExecutor(1).submit(load)
+    thread = ThreadPoolExecutor(1)
+    loading = thread.submit(load)
+    thread.shutdown(wait=False)
     return lambda *arguments: loading.result()(*arguments)
 
 
@@ -122,13 +125,13 @@ def _past_the_cache_of_jax() -> Iterator[None]:
 _compiling = threading.Lock()
 
 
-def _file(types: Any, static: tuple[Any, ...], device: jax.Device) -> Path | None:
+def _file(types: Any, static: tuple[Any, ...]) -> Path | None:
     folder = jax.config.values["jax_compilation_cache_dir"]
     if not folder:
         return None
-    machine = device.client.platform_version, device.device_kind, hardware.processor(), hardware.instructions()
-    settings = sorted(jax.config.values.items()), os.environ.get("XLA_FLAGS")
-    key = repr((_source(), machine, settings, types, static))
+    machine = platform.platform(), hardware.processor(), hardware.instructions()
+    settings = {name: value for name, value in sorted(jax.config.values.items()) if "cache" not in name}
+    key = repr((_source(), machine, settings, os.environ.get("XLA_FLAGS"), types, static))
     return Path(folder) / f"program-{hashlib.sha256(key.encode()).hexdigest()}"
 
 
@@ -157,7 +160,7 @@ def _read(file: Path, trees: tuple[Any, Any], device: jax.Device) -> Callable[..
 
 
 def _write(file: Path, compiled: jax.stages.Compiled) -> None:
-    with contextlib.suppress(OSError, ValueError, NotImplementedError):  # not every platform has such files
+    with contextlib.suppress(Exception):  # a cache is no reason to fail
         program = serialize_executable.serialize(compiled)[0]
         file.parent.mkdir(parents=True, exist_ok=True)
         descriptor, aside = tempfile.mkstemp(dir=file.parent)
