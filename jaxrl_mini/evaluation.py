@@ -189,7 +189,8 @@ def success_interval(successes: int, episodes: int) -> tuple[float, float]:
     center = rate + z**2 / (2 * episodes)
     half = z * (rate * (1 - rate) / episodes + z**2 / (4 * episodes**2)) ** 0.5
     scale = 1 + z**2 / episodes
-    return max((center - half) / scale, 0.0), min((center + half) / scale, 1.0)
+    low = 0.0 if successes == 0 else (center - half) / scale
+    return low, 1.0 if successes == episodes else (center + half) / scale
 
 
 def mean_interval(total: int, squared_total: int, count: int) -> tuple[float, float] | None:

@@ -186,6 +186,14 @@ def test_the_success_interval_has_a_width_even_where_everything_succeeds():
     assert (round(low, 5), high) == (0.99238, 1.0)
 
 
+@pytest.mark.parametrize("episodes", [1, 3, 6, 7, 500, 2999])
+def test_the_success_interval_ends_at_0_and_1_exactly(episodes):
+    """And nowhere beyond, whatever is rounded."""
+    bounds = [success_interval(successes, episodes) for successes in range(episodes + 1)]
+    assert (bounds[0][0], bounds[-1][1]) == (0.0, 1.0)
+    assert all(0 < low < high for low, high in bounds[1:]) and all(low < high < 1 for low, high in bounds[:-1])
+
+
 @pytest.mark.parametrize("count", [2, 3, 10, 500])
 def test_the_interval_of_the_mean_is_students(count):
     lengths = np.random.default_rng(count).integers(1, 7, count)
