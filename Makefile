@@ -3,10 +3,15 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: train train-lm test lint docs results fleet lock
+.PHONY: train report train-lm test lint docs results fleet lock
 
 train: $(VENV)/train.stamp
 	$(BIN)/python -m jaxrl_mini.train --seed 7
+
+# The same run, and a page to look at it.
+report: $(VENV)/train.stamp
+	$(BIN)/python -m jaxrl_mini.train --seed 7 --output runs/seed-7.json --trajectories runs/seed-7.npz --overwrite
+	$(BIN)/python -m jaxrl_mini.report runs/seed-7.json runs/seed-7.npz --output runs/report.html
 
 # A random GPT-2 of two blocks, trained to an exact success of 0.95 and more.
 train-lm: $(VENV)/train.stamp
@@ -30,9 +35,11 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/train.stamp $(VENV)/test.stamp $(VENV)/docs.stamp: pyproject.toml requirements.lock | $(VENV)/bin/python
+	@echo "Installing into $(VENV): this takes two minutes or so."
 	$(BIN)/python -m pip install --quiet --constraint requirements.lock --editable '.$(extra)'
 	touch $(VENV)/train.stamp $@
 
+$(VENV)/train.stamp: extra = [report]
 $(VENV)/test.stamp: extra = [test]
 $(VENV)/docs.stamp: extra = [docs]
 

@@ -32,7 +32,10 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     with commandline.called_as("jaxrl-mini "):
         parser = commandline.Parser("", description=jaxrl_mini.__doc__.splitlines()[0], epilog=EPILOG)
         parser.add_argument("--version", action="version", version=f"jaxrl-mini {jaxrl_mini.__version__}")
-        parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help="one of those below")
+        parser.add_argument(
+            "command", type=lambda text: text.replace("-", "_"), choices=COMMANDS, metavar="COMMAND",
+            help="one of those below",
+        )  # fmt: skip
         command = parser.parse_args(arguments[:1]).command
         module = importlib.import_module(f"jaxrl_mini.{command}")
         commandline.run_command(module.main, arguments[1:])

@@ -251,6 +251,11 @@ def run_command(command: Callable[[list[str]], int | None], arguments: list[str]
         code = 1
     except OSError as error:
         code = _refuse(f"the system refused: {error}")
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("jaxrl_mini"):
+            raise
+        advice = f"in an environment that has it, or pip install {error.name} in this one"
+        code = _refuse(f"{sys.executable} has no {error.name}: run the command {advice}")
     except MemoryError:
         code = _refuse("not enough memory: ask for less at once")
     gc.freeze()  # or Python looks through all of them for garbage before it ends: half a second

@@ -35,7 +35,10 @@ def main(arguments: list[str]) -> None:
         "--at", type=int, nargs="+", metavar="ITERATION", default=[0, 10, 20, 100],
         help="judge its policies after so many iterations [0 10 20 100]; 0 is the uniform one",
     )  # fmt: skip
-    parser.add_argument("--policy", metavar="FILE.npz", help="instead, the last policy of a recording")
+    parser.add_argument(
+        "--policy", type=commandline.path, metavar="PATH",
+        help="instead, the last policy of a recording (.npz), or one that train --save-policy kept",
+    )  # fmt: skip
     parser.add_argument("--step", type=float, default=0.1, metavar="FLOAT", help="length of a step in logits [0.1]")
     parser.add_argument(
         "--output", metavar="FILE", default="runs/estimators.parquet", help=".parquet or .csv [%(default)s]"
@@ -86,7 +89,10 @@ def _check_kind(flag: str, path: str, kinds: tuple[str, ...]) -> None:
 def _policies(flags: Any, config: Config) -> list[tuple[str, Any]]:
     """Names and logits."""
     from jaxrl_mini import fleet, recording
+    from jaxrl_mini.policies import saved
 
+    if flags.policy is not None and Path(flags.policy).is_dir():
+        return [(Path(flags.policy).name, saved.load_table(flags.policy)[0])]
     if flags.policy is not None:
         return [(Path(flags.policy).name, recording.read(flags.policy).arrays["logits"][-1])]
     default = Config(seed=config.seed, iterations=config.iterations)

@@ -96,6 +96,8 @@ def asked() -> Iterator[int]:
             raise UserError("the input ended before the episode: give an action's name or number per line") from error
         if answer in choices:
             yield choices[answer]
+        else:
+            print(f"no action is called {answer!r}")
 
 
 if __name__ == "__main__":

@@ -27,8 +27,6 @@ class Source:
     record: dict[str, Any] = field(default_factory=dict)
     recording: Recording | None = None
     recording_name: str = ""
-    labels: list[str] = field(default_factory=list)
-    """Of a sweep: what each of its settings is called."""
     summary: dict[str, Any] | None = None
     """Of a sweep: `statistics.summarize`."""
     command: str | None = None
@@ -100,13 +98,16 @@ def _read_sweep(path: str) -> Source:
     for one in summary["settings"]:
         one["label"] = " ".join(f"{name}={value}" for name, value in one["values"].items())
         labels[one["setting"]] = f"{path}: {one['label']}" if one["label"] else path
+    names = {one["setting"]: one["label"] for one in summary["settings"]}
+    for one in summary["differences"]:
+        one["names"] = [names[setting] for setting in one["settings"]]
     curves = figures.curves_of_sweep(dataset, labels)
     grid = dataset.grid
     varied = {name for one in summary["settings"] for name in one["values"]} | {"seed", "lr"}
     common = {name: value for name, value in grid.settings[0].to_dict().items() if name not in varied}
     about = json.loads(files.read(Path(path) / "sweep.json"))
     return Source(
-        path, curves, labels=labels, summary=summary, command=commandline.sweep_command(grid, "--output", path),
+        path, curves, summary=summary, command=commandline.sweep_command(grid, "--output", path),
         settings=_named(common), runtime=_flat(_mapping(about, "runtime")),
     )  # fmt: skip
 

@@ -45,7 +45,7 @@ def test_what_the_page_on_extending_shows_works(section, tmp_path):
     blocks = section_blocks()[section]
     assert {language for language, _ in blocks} <= {"diff", "python"} and blocks[-1][0] == "python"
     for language, text in blocks:
-        command = ["git", "apply", "--unidiff-zero", "-"] if language == "diff" else [sys.executable, "-"]
+        command = ["git", "apply", "-"] if language == "diff" else [sys.executable, "-"]
         done = subprocess.run(command, input=text, cwd=tmp_path, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
 

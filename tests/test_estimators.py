@@ -60,9 +60,10 @@ def test_a_reward_for_the_public_test_points_away_from_success():
     assert row["cosine"] < 0 and row["gain"] < 0
 
 
-def test_the_policy_of_a_recording_is_judged(command, judge, tmp_path):
-    command(train, "--iterations", 20, "--output", "r.json", "--trajectories", "r.npz")
-    outcome = judge(*SMALL, "--policy", "r.npz")
+def test_the_policy_of_a_recording_is_judged_and_one_that_was_kept(command, judge, tmp_path):
+    command(train, "--iterations", 20, "--output", "r.json", "--trajectories", "r.npz", "--save-policy", "kept")
+    outcome, kept = (judge(*SMALL, "--policy", policy) for policy in ("r.npz", "kept"))
+    assert [line.split()[1:] for line in kept.out] == [line.split()[1:] for line in outcome.out]
     with np.load(tmp_path / "r.npz", allow_pickle=False) as file:
         expected = bias.judge("r.npz", file["logits"][-1], ACCEPTED, advantages=["rloo"], aggregations=["episode-mean"],
                               groups=4, group_size=8)  # fmt: skip
@@ -81,6 +82,7 @@ def test_the_policy_of_a_recording_is_judged(command, judge, tmp_path):
         (("--reward", "shuffled"), "--reward shuffled depends on the other episodes"),
         (("--reward", "nothing"), "--reward 'nothing' is unknown"),
         (("--policy", "none.npz"), "recording none.npz cannot be read"),
+        (("--policy", "."), "policy.json' cannot be read"),
         (("--groups", "64", "--group-size", "64", "--at", "0"), "are too many for batch-std or step-mean"),
     ],
 )

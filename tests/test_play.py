@@ -113,6 +113,7 @@ def test_a_person_chooses_by_name_or_number_and_is_asked_again(folder, command, 
     assert outcome.code == 0
     assert [line.split("? ")[-1] for line in outcome.out if "> " in line] == ["> fix_low", "> fix_high", "> finish"]
     assert "\n".join(outcome.out).count("1 read, 2 fix_low") == 5
+    assert sum(line.endswith("? no action is called 'jump'") for line in outcome.out) == 1
     assert outcome.out[-1] == "the private verifier accepts it: success"
     monkeypatch.setattr("sys.stdin", io.StringIO("fix_low\n"))
     outcome = command(play, folder, "--human")

@@ -172,7 +172,7 @@ def test_runs_and_a_sweep_stand_side_by_side(command, files):
     outcome = command(report, "run.json", "swept", "run.npz", "--figures", "plots")
     assert (swept.code, outcome.code, outcome.err) == (0, 0, [])
     words = Elements(Path("report.html").read_text()).words()
-    for part in ("run.json", "swept: lr=0.04", "swept: lr=0.08", "8 of 8 runs", "swept: lr=0.08 minus swept: lr=0.04"):
+    for part in ("run.json", "swept: lr=0.04", "swept: lr=0.08", "8 of 8 runs", "lr=0.08 minus lr=0.04"):
         assert part in words
     assert "python -m jaxrl_mini.sweep --seeds 0:4 --iterations 3 --groups 2 --group-size 4 --lr 0.04 0.08" in words
     assert {path.name for path in Path("plots").iterdir()} == {f"{name}.png" for name in page.METRICS}

@@ -268,6 +268,13 @@ def test_an_interrupted_run_leaves_nothing(train_command, tmp_path, monkeypatch)
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_missing_package_is_named_in_one_line(train_command, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tqdm", None)  # as where it is not installed
+    outcome = train_command("--output", "r.json")
+    assert outcome.code == 2 and len(outcome.err) == 1
+    assert f"{sys.executable} has no tqdm: run the command in an environment that has it" in outcome.err[0]
+
+
 # Every option has its effect
 
 
