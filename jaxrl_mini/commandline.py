@@ -237,7 +237,7 @@ def use_device(name: str | None) -> None:
 def run_command(command: Callable[[list[str]], int | None], arguments: list[str] | None = None) -> NoReturn:
     """Runs a command line and exits: 0 or what it returns, 2 with one line on bad input, 130 on Ctrl-C."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    gc.set_threshold(1_000_000)  # imports make that many objects, all of which stay
+    gc.set_threshold(1_000_000)  # imports make hundreds of thousands of objects, all of which stay
     try:
         code = command(arguments)
         sys.stdout.flush()

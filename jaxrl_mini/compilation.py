@@ -77,32 +77,31 @@ def compiled_once(
     Returns:
       A function of `(*carried, *data)`. It is compiled or loaded in another thread: its first call waits for that.
     """
-    program = jax.jit(lambda *arguments: function(*arguments, *static), donate_argnums=range(len(carried)))
+    jitted = jax.jit(lambda *arguments: function(*arguments, *static), donate_argnums=range(len(carried)))
     if device.platform != "cpu" or device.client.device_count() > 1:
-        return program
+        return jitted
     examples = (*carried, *data)
     file = _file(jax.tree.map(jax.typeof, examples), static)
     trees = jax.tree.structure((examples, {})), jax.tree.structure(carried)
 
-    @lru_cache(maxsize=1)
     def lower() -> jax.stages.Lowered:
         with jax.default_device(device):
-            return program.lower(*examples)
+            return jitted.lower(*examples)
 
     def load() -> Callable[..., Any]:
         compiled = _read(file, trees, device) if file else None
         if compiled is None:
-            lowered = lower()
+            program = lowered or lower()
             with _past_the_cache_of_jax():
                 hits = len(_hits)
-                compiled = lowered.compile()
+                compiled = program.compile()
                 fresh = len(_hits) == hits
             if file and fresh:
                 _write(file, compiled)
         return compiled
 
-    if not (file and file.is_file()):
-        lower()  # now, since it keeps Python busy, as compiling and loading do not
+    # Here and not in the thread, since it keeps Python busy, as compiling and loading do not.
+    lowered = None if file and file.is_file() else lower()
     thread = ThreadPoolExecutor(1)
     loading = thread.submit(load)
     thread.shutdown(wait=False)

@@ -167,9 +167,7 @@ def run(
     compiled, block = compilation.seconds(), Block.of_config(config)
     past = checkpoints.restore(block.state) if checkpoints else None
     before = past.before if past else block.evaluate(config.eval_episodes)[0]
-    importlib.import_module(
-        "scipy.special"
-    )  # for the intervals of the record: while the program is compiled, or loaded
+    importlib.import_module("scipy.special")  # for the record's intervals, while the program is compiled or loaded
     block.advance(0)
     initial, histories, lefts, reported = block.logits()[..., 0], list[History](), list[Columns](), 0
     started, compiled = time.perf_counter(), compilation.seconds() - compiled
