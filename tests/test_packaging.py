@@ -51,6 +51,12 @@ def test_a_subcommand_gets_the_arguments_after_it_and_its_exit_code_is_ours(monk
     assert ending.value.code == 7
 
 
+def test_a_subcommand_may_have_a_hyphen(capsys):
+    with pytest.raises(SystemExit) as ending:
+        console.main(["tiny-model", "--help"])
+    assert ending.value.code == 0 and capsys.readouterr().out.startswith("usage: jaxrl-mini tiny_model")
+
+
 @pytest.mark.parametrize("arguments", [[], ["nope"], ["--seed"], ["trai"]])
 def test_what_is_no_command_is_one_line_and_exit_2(capsys, arguments):
     with pytest.raises(SystemExit) as ending:

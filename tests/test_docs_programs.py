@@ -1,0 +1,61 @@
+"""The programs and patches that stand in the documentation run, and print what is said that they print."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+# Programs of the page on extending
+
+
+def section_blocks() -> dict[str, list[tuple[str, str]]]:
+    """By section, the blocks as (language, text)."""
+    sections = (ROOT / "docs/extending.md").read_text().split("\n## ")[1:]
+    return {text.partition("\n")[0]: BLOCK.findall(text) for text in sections}
+
+
+@pytest.mark.parametrize("section", section_blocks())
+def test_what_the_page_on_extending_shows_works(section, tmp_path):
+    shutil.copytree(ROOT / "jaxrl_mini", tmp_path / "jaxrl_mini", ignore=shutil.ignore_patterns("__pycache__"))
+    # The compiled programs of the package as it is are no use to a patched one.
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache")}
+    environment["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # compiles faster; the programs say nothing of the last digit
+    blocks = section_blocks()[section]
+    assert {language for language, _ in blocks} <= {"diff", "python"} and blocks[-1][0] == "python"
+    for language, text in blocks:
+        command = ["git", "apply", "-"] if language == "diff" else [sys.executable, "-"]
+        done = subprocess.run(command, input=text, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+
+# The notebook
+
+
+def test_the_notebook_prints_what_stands_in_it(tmp_path):
+    """Its cells run from top to bottom in one process; numbers may differ as far as another machine's rounding goes."""
+    blocks = BLOCK.findall((ROOT / "docs/first-run.md").read_text())
+    assert [language for language, _ in blocks] == ["python", "text"] * (len(blocks) // 2)
+    mark = "-- end of cell --"
+    program = f"print({mark!r})\n".join(text for language, text in blocks if language == "python")
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    shown = [text.strip() for language, text in blocks if language == "text"]
+    for printed, text in zip(done.stdout.split(mark), shown, strict=True):
+        assert words(printed) == words(text)
+        assert numbers(printed) == pytest.approx(numbers(text), rel=0.02, abs=0.01)
+
+
+def words(text: str) -> list[str]:
+    return re.sub(r"[\d.#]+", "", text).split()
+
+
+def numbers(text: str) -> list[float]:
+    return [float(number) for number in re.findall(r"\d+(?:\.\d+)?", text)]
