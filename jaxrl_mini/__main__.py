@@ -28,7 +28,7 @@ EPILOG = (
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Runs the command that the first argument names with the others, and exits as it does."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    words = sys.argv[1:] if arguments is None else arguments
     with commandline.called_as("jaxrl-mini "):
         parser = commandline.Parser("", description=jaxrl_mini.__doc__.splitlines()[0], epilog=EPILOG)
         parser.add_argument("--version", action="version", version=f"jaxrl-mini {jaxrl_mini.__version__}")
@@ -36,9 +36,11 @@ def main(arguments: list[str] | None = None) -> NoReturn:
             "command", type=lambda text: text.replace("-", "_"), choices=COMMANDS, metavar="COMMAND",
             help="one of those below",
         )  # fmt: skip
-        command = parser.parse_args(arguments[:1]).command
+        command = parser.parse_args(words[:1]).command
         module = importlib.import_module(f"jaxrl_mini.{command}")
-        commandline.run_command(module.main, arguments[1:])
+        if arguments is None:
+            sys.argv[1:] = words[1:]
+        commandline.run_command(module.main, None if arguments is None else words[1:])
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """What the command lines share: flags from the `Config` fields, one-line errors, devices, the compilation cache."""
 
 import argparse
+import atexit
+import contextlib
 import dataclasses
 import gc
 import os
@@ -9,7 +11,6 @@ import signal
 import sys
 import typing
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -25,7 +26,7 @@ _caller = ContextVar("_caller", default=MODULES)
 DEVICES = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "tpu": "tpu"}
 
 
-@contextmanager
+@contextlib.contextmanager
 def called_as(caller: str) -> Iterator[None]:
     """What stands before the name of a command in its help and errors, in place of `MODULES`."""
     before = _caller.set(caller)
@@ -235,12 +236,20 @@ def use_device(name: str | None) -> None:
 
 
 def run_command(command: Callable[[list[str]], int | None], arguments: list[str] | None = None) -> NoReturn:
-    """Runs a command line and exits: 0 or what it returns, 2 with one line on bad input, 130 on Ctrl-C."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    """Runs a command line and exits: 0 or what it returns, 2 with one line on bad input, 130 on Ctrl-C.
+
+    Without arguments it takes those of the process, which then is its own.
+    """
+    code: Any = 1
+    if arguments is None:
+        arguments = sys.argv[1:]
+        atexit.register(lambda: _end(code))  # what is registered first is called last
     gc.set_threshold(1_000_000)  # imports make hundreds of thousands of objects, all of which stay
     try:
         code = command(arguments)
         sys.stdout.flush()
+    except SystemExit as ending:
+        code = ending.code
     except UserError as error:
         code = _refuse(str(error))
     except KeyboardInterrupt as interruption:
@@ -258,8 +267,15 @@ def run_command(command: Callable[[list[str]], int | None], arguments: list[str]
         code = _refuse(f"{sys.executable} has no {error.name}: run the command {advice}")
     except MemoryError:
         code = _refuse("not enough memory: ask for less at once")
-    gc.freeze()  # or Python looks through all of them for garbage before it ends: half a second
     sys.exit(code)
+
+
+def _end(code: int | None) -> NoReturn:
+    """Ends the process, where Python would first take apart whatever was imported: half a second."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(code or 0)
 
 
 def _refuse(message: str) -> int:

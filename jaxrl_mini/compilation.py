@@ -75,7 +75,8 @@ def compiled_once(
       device: where it runs.
 
     Returns:
-      A function of `(*carried, *data)`. It is compiled or loaded in another thread: its first call waits for that.
+      A function of `(*carried, *data)`. It is compiled or loaded in another thread: its first call waits for that,
+      and the process, before it ends, for the file to be written.
     """
     jitted = jax.jit(lambda *arguments: function(*arguments, *static), donate_argnums=range(len(carried)))
     if device.platform != "cpu" or device.client.device_count() > 1:
@@ -88,24 +89,29 @@ def compiled_once(
         with jax.default_device(device):
             return jitted.lower(*examples)
 
-    def load() -> Callable[..., Any]:
-        compiled = _read(file, trees, device) if file else None
-        if compiled is None:
-            program = lowered or lower()
-            with _past_the_cache_of_jax():
-                hits = len(_hits)
-                compiled = program.compile()
-                fresh = len(_hits) == hits
-            if file and fresh:
-                _write(file, compiled)
-        return compiled
+    def load() -> tuple[Callable[..., Any], jax.stages.Compiled | None]:
+        """The program, and what of it can be kept."""
+        kept = _read(file, trees, device) if file else None
+        if kept is not None:
+            return kept, None
+        program = lowered or lower()
+        with _past_the_cache_of_jax():
+            hits = len(_hits)
+            compiled = program.compile()
+            return compiled, compiled if len(_hits) == hits else None
+
+    def keep() -> None:
+        compiled = loading.result()[1]
+        if file and compiled is not None:
+            _write(file, compiled)
 
     # Here and not in the thread, since it keeps Python busy, as compiling and loading do not.
     lowered = None if file and file.is_file() else lower()
     thread = ThreadPoolExecutor(1)
     loading = thread.submit(load)
+    thread.submit(keep)
     thread.shutdown(wait=False)
-    return lambda *arguments: loading.result()(*arguments)
+    return lambda *arguments: loading.result()[0](*arguments)
 
 
 @contextlib.contextmanager

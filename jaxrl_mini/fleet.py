@@ -27,6 +27,8 @@ from jaxrl_mini.task import NUM_ACTIONS, NUM_VARIANTS
 from jaxrl_mini.training import CHUNK, Log, Sizes, State
 from jaxrl_mini.types import Distribution, Settings
 
+AHEAD = 5 * CHUNK
+"""Iterations whose verdicts are computed before the first."""
 Columns = dict[str, np.ndarray]
 """A table: an array per column, all of one length."""
 
@@ -63,7 +65,8 @@ class Block:
         """Runs `count` iterations, to the end of their chunk of 20 at most."""
         first = self.iteration - self.iteration % CHUNK
         verdicts = verifier.training_verdicts(first, CHUNK, self.sizes.groups)
-        data = (self.seeds, self._reference, self.settings, verdicts, np.int32(self.iteration), np.int32(count))
+        numbers = np.int32(self.iteration), np.int32(self.iteration + count)
+        data = (self.seeds, self._reference, self.settings, verdicts, *numbers)
         self.state, self.log = self._program(self.state, self.log, *data)
         self.iteration += count
 
@@ -167,7 +170,10 @@ def run(
     compiled, block = compilation.seconds(), Block.of_config(config)
     past = checkpoints.restore(block.state) if checkpoints else None
     before = past.before if past else block.evaluate(config.eval_episodes)[0]
-    importlib.import_module("scipy.special")  # for the record's intervals, while the program is compiled or loaded
+    # While the program is compiled or loaded, what else takes time: for the record's intervals, and for the iterations.
+    importlib.import_module("scipy.special")
+    for first in range(0, min(config.iterations, AHEAD), CHUNK):
+        verifier.training_verdicts(first, CHUNK, config.groups)
     block.advance(0)
     initial, histories, lefts, reported = block.logits()[..., 0], list[History](), list[Columns](), 0
     started, compiled = time.perf_counter(), compilation.seconds() - compiled

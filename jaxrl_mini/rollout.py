@@ -8,11 +8,11 @@ import operator
 from functools import partial
 
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int, Shaped, UInt32
 
 from jaxrl_mini.task import MAX_STEPS, NUM_ACTIONS, NUM_VARIANTS, TABLES
 from jaxrl_mini.types import CHOICE_BITS, AnyArray, Episodes, Seeds
-from jaxrl_mini.xla import pick, stage, unless_numpy
+from jaxrl_mini.xla import entry, pick, repeat, stage, unless_numpy
 
 TRAINING, EVALUATION = 0, 1
 """Streams of random numbers."""
@@ -31,10 +31,16 @@ def threefry2x32(
     keys = (key[0], key[1], key[0] ^ key[1] ^ np.uint32(0x1BD11BDA))
     x, y = counter[0] + keys[0], counter[1] + keys[1]
     for block in range(5):
-        for rotation in ((13, 15, 26, 6), (17, 29, 16, 24))[block % 2]:
-            x = x + y
-            y = x ^ ((y << np.uint32(rotation)) | (y >> np.uint32(32 - rotation)))
+        x, y = _four_rounds(x, y, rotations=((13, 15, 26, 6), (17, 29, 16, 24))[block % 2])
         x, y = x + keys[(block + 1) % 3], y + keys[(block + 2) % 3] + np.uint32(block + 1)
+    return x, y
+
+
+@partial(unless_numpy, static_argnames="rotations")
+def _four_rounds(x: Shaped[AnyArray, "..."], y: AnyArray, *, rotations: tuple[int, ...]) -> tuple[AnyArray, AnyArray]:
+    for rotation in rotations:
+        x = x + y
+        y = x ^ ((y << np.uint32(rotation)) | (y >> np.uint32(32 - rotation)))
     return x, y
 
 
@@ -45,12 +51,28 @@ def draw_uniforms(
 
     Each is a function of (seed, stream, iteration, number of the episode in the batch, step) alone.
     """
+    key, batch = _key(seeds, iteration, stream=stream), (groups, group_size, *seeds.shape)
+    return [uniforms for pair in range(MAX_STEPS // 2) for uniforms in _uniforms_of_two_steps(key, pair, batch)]
+
+
+@partial(unless_numpy, compile=stage, static_argnames="stream")
+def _key(seeds: Seeds, iteration: int | Int[AnyArray, ""], *, stream: int) -> UInt32[AnyArray, "2 *run"]:
     xp = seeds.__array_namespace__()
     zero = xp.zeros_like(seeds)
-    key = threefry2x32((zero, seeds), (zero + np.uint32(stream), zero + xp.asarray(iteration, dtype=xp.uint32)))
-    episode = xp.arange(groups * group_size, dtype=xp.uint32).reshape(groups, group_size, *[1] * seeds.ndim)
-    pairs = [threefry2x32(key, (episode, xp.full_like(episode, pair))) for pair in range(MAX_STEPS // 2)]
-    return [(bits >> 8).astype(xp.float32) * np.float32(2**-24) for pair in pairs for bits in pair]
+    counter = zero + np.uint32(stream), zero + xp.asarray(iteration, dtype=xp.uint32)
+    first_or_second = xp.broadcast_to(xp.arange(2).reshape(2, *[1] * seeds.ndim), (2, *seeds.shape))
+    return pick(threefry2x32((zero, seeds), counter), first_or_second)
+
+
+def _uniforms_of_two_steps(
+    key: UInt32[AnyArray, "2 *run"], pair: int | Int[AnyArray, ""], batch: tuple[int, ...]
+) -> list[Float[AnyArray, "group episode *run"]]:
+    """A call of the generator makes two numbers: those of steps 2 * pair and 2 * pair + 1."""
+    xp = key.__array_namespace__()
+    groups, group_size, *run_shape = batch
+    episode = xp.arange(groups * group_size, dtype=xp.uint32).reshape(groups, group_size, *[1] * len(run_shape))
+    words = threefry2x32((key[0], key[1]), (episode, xp.full_like(episode, pair)))
+    return [(bits >> 8).astype(xp.float32) * np.float32(2**-24) for bits in words]
 
 
 def rollout(
@@ -75,89 +97,76 @@ def rollout(
       groups: groups in the batch.
       group_size: episodes in a group.
     """
-    by_step = probs.reshape(MAX_STEPS, NUM_VARIANTS, NUM_ACTIONS, *probs.shape[2:])
-    return _play(by_step, seeds, iteration, stream=stream, groups=groups, group_size=group_size)
+    xp, run_shape = seeds.__array_namespace__(), probs.shape[2:]
+    by_pair = probs.reshape(MAX_STEPS // 2, 2, NUM_VARIANTS, NUM_ACTIONS, *run_shape)
+    two_steps = partial(_play_two_steps, by_pair, _key(seeds, iteration, stream=stream))
+    packed = xp.zeros((groups, group_size, *run_shape), dtype=xp.int32)
+    return Episodes(repeat(MAX_STEPS // 2, two_steps, packed))
 
 
-@partial(unless_numpy, compile=stage, static_argnames=("stream", "groups", "group_size"))
-def _play(
-    probs: Float[AnyArray, "6 4 6 *run"],
-    seeds: Seeds,
-    iteration: int | Int[AnyArray, ""],
-    *,
-    stream: int,
-    groups: int,
-    group_size: int,
-) -> Episodes:
-    """Plays whole episodes in one loop."""
-    uniforms = draw_uniforms(seeds, stream, iteration, groups, group_size)
-    xp = seeds.__array_namespace__()
-    variants = packed = xp.zeros(uniforms[0].shape, dtype=xp.int32)
-    active = packed + 1
-    for step in range(MAX_STEPS):
-        by_action = [probs[step, :, action] for action in range(NUM_ACTIONS - 1)]
-        actions = _draw_actions(by_action, uniforms[step], variants)
-        choice, variants, active = _move(actions, variants, active, step=step)
-        packed = packed | (choice + 1) << CHOICE_BITS * step
-    return Episodes(packed)
+@partial(unless_numpy, compile=stage)
+def _play_two_steps(
+    probs: Float[AnyArray, "3 2 4 6 *run"],
+    key: UInt32[AnyArray, "2 *run"],
+    pair: int | Int[AnyArray, ""],
+    packed: Int[AnyArray, "group episode *run"],
+) -> Int[AnyArray, "group episode *run"]:
+    for half, uniforms in enumerate(_uniforms_of_two_steps(key, pair, packed.shape)):
+        step = 2 * pair + half
+        artifacts = _artifacts(packed, step)
+        row = partial(entry, probs, pair, half)
+        by_action = [[row(variant, action) for variant in range(NUM_VARIANTS)] for action in range(NUM_ACTIONS - 1)]
+        packed = _packed(packed, step, artifacts, _draw_actions(by_action, uniforms, artifacts))
+    return packed
 
 
 @unless_numpy
 def _draw_actions(
-    probs: list[Float[AnyArray, "4 *run"]],
+    probs: list[list[Float[AnyArray, "*run"]]],
     uniforms: Float[AnyArray, "group episode *run"],
-    variants: Int[AnyArray, "group episode *run"],
+    artifacts: Int[AnyArray, "group episode *run"],
 ) -> Int[AnyArray, "group episode *run"]:
-    """Actions by inversion of their cumulative probabilities; the last action's is not needed."""
-    xp = variants.__array_namespace__()
-    actions, below = xp.zeros_like(variants), xp.zeros_like(uniforms)
-    for prob in probs:
-        below = below + pick(prob, variants)
+    """Actions by inversion of their cumulative probabilities, by action and artifact; the last's are not needed."""
+    xp = artifacts.__array_namespace__()
+    actions, below = xp.zeros_like(artifacts), xp.zeros_like(uniforms)
+    for by_artifact in probs:
+        below = below + pick(by_artifact, artifacts)
         actions = actions + (uniforms >= below).astype(xp.int32)
     return actions
 
 
-def _move(
-    actions: Int[AnyArray, "*batch"], variants: Int[AnyArray, "*batch"], active: Int[AnyArray, "*batch"], *, step: int
-) -> tuple[Int[AnyArray, "*batch"], Int[AnyArray, "*batch"], Int[AnyArray, "*batch"]]:
-    """Takes one step through the tables.
-
-    Returns:
-      The choices, variant * 6 + action, -1 where an episode had ended; the artifacts after the step; and which
-      episodes go on.
-    """
-    moves = np.argwhere(TABLES.next_variant[step] != np.arange(NUM_VARIANTS)[:, None])
-    rules = tuple((int(v) * NUM_ACTIONS + int(a), int(TABLES.next_variant[step, v, a])) for v, a in moves)
-    endings = tuple(int(v) * NUM_ACTIONS + int(a) for v, a in np.argwhere(TABLES.ends[step]))
-    return _apply(actions, variants, active, rules=rules, endings=endings)
+_AFTER = [NUM_VARIANTS, *np.where(TABLES.ends, NUM_VARIANTS, TABLES.next_variant)[0].ravel().tolist()]
+"""What each packed choice leads to, at any step: an artifact, or `NUM_VARIANTS` where the episode is over."""
 
 
-@partial(unless_numpy, static_argnames=("rules", "endings"))
-def _apply(
-    actions: AnyArray,
-    variants: AnyArray,
-    active: AnyArray,
-    *,
-    rules: tuple[tuple[int, int], ...],
-    endings: tuple[int, ...],
-) -> tuple[AnyArray, AnyArray, AnyArray]:
-    xp = actions.__array_namespace__()
-    choice = xp.where(active > 0, variants * NUM_ACTIONS + actions, -1)
-    for moved, variant in rules:
-        variants = xp.where(choice == moved, variant, variants)
-    for ending in endings:
-        active = xp.where(choice == ending, 0, active)
-    return choice, variants, active
+@unless_numpy
+def _artifacts(packed: Int[AnyArray, "*batch"], step: int | Int[AnyArray, ""]) -> Int[AnyArray, "*batch"]:
+    """The artifacts before a step; `NUM_VARIANTS` where an episode is over."""
+    # As if before the first step there had been another, with a choice that leads to the first artifact.
+    last = ((packed << CHOICE_BITS | _AFTER.index(0)) >> CHOICE_BITS * step) & (2**CHOICE_BITS - 1)
+    bits = range(NUM_VARIANTS.bit_length())
+    columns = [sum((after >> bit & 1) << choice for choice, after in enumerate(_AFTER)) for bit in bits]
+    return functools.reduce(operator.or_, [(column >> last & 1) << bit for bit, column in enumerate(columns)])
+
+
+def _packed(
+    packed: Int[AnyArray, "*batch"],
+    step: int | Int[AnyArray, ""],
+    artifacts: Int[AnyArray, "*batch"],
+    actions: Int[AnyArray, "*batch"],
+) -> Int[AnyArray, "*batch"]:
+    """Episodes with one more step."""
+    xp = packed.__array_namespace__()
+    choices = xp.where(artifacts < NUM_VARIANTS, 1 + artifacts * NUM_ACTIONS + actions, 0)
+    return packed | choices << CHOICE_BITS * step
 
 
 def episodes_from_actions(actions: Int[AnyArray, "6 group episode *run"]) -> Episodes:
     """Plays given actions, -1 after the end, through the tables."""
     xp = actions.__array_namespace__()
-    variants = packed = xp.zeros(actions.shape[1:], dtype=xp.int32)
-    active = packed + 1
+    packed = xp.zeros(actions.shape[1:], dtype=xp.int32)
     for step in range(MAX_STEPS):
-        choice, variants, active = _move(actions[step], variants, active, step=step)
-        packed = packed | (choice + 1) << CHOICE_BITS * step
+        packed = _packed(packed, step, _artifacts(packed, step), actions[step])
     return Episodes(packed)
 
 

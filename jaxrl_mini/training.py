@@ -19,7 +19,7 @@ from jaxrl_mini.policies import table
 from jaxrl_mini.rewards import rewards_of
 from jaxrl_mini.task import NUM_ACTIONS, NUM_STATES
 from jaxrl_mini.types import AnyArray, Credit, Distribution, Episodes, Seeds, Settings
-from jaxrl_mini.xla import stage, total
+from jaxrl_mini.xla import repeat, stage, total
 
 MAX_GRADIENT_NORM = 1.0
 CHUNK = 20
@@ -128,7 +128,7 @@ def update(
         return State(params, moments, policy_of(params)), log_probs, norm
 
     # Every step writes its own log-probabilities and norm over what it is given.
-    return jax.lax.fori_loop(0, sizes.epochs, step, (state, batch.behavior, settings.lr))
+    return repeat(sizes.epochs, step, (state, batch.behavior, settings.lr))
 
 
 @partial(stage, static_argnames=("method", "variant"))
@@ -283,12 +283,12 @@ def advance(
     settings: Settings,
     verdicts: Bool[Array, "20 group variant"],
     first: Int[Array, ""],
-    count: Int[Array, ""],
+    end: Int[Array, ""],
     sizes: Sizes,
 ) -> tuple[State, Log]:
-    """The iterations from `first` to `first + count - 1`, which all lie in one chunk of 20.
+    """The iterations from `first` to `end - 1`, which all lie in one chunk of 20.
 
-    The count is data, so that any number of iterations, in calls of any size, runs the same compiled loop.
+    Both are data, so that any number of iterations, in calls of any size, runs the same compiled loop.
 
     Args:
       state: before the first of them.
@@ -298,7 +298,7 @@ def advance(
       settings: of the runs.
       verdicts: the verifier's, for every iteration of the chunk.
       first: the number of the first iteration.
-      count: how many; for 0 nothing changes.
+      end: the number after that of the last one; if it is `first`, nothing changes.
       sizes: the settings that shape the program.
 
     Returns:
@@ -308,7 +308,7 @@ def advance(
     def body(number: Array, carry: tuple[State, Log]) -> tuple[State, Log]:
         return iterate(carry[0], seeds, reference, settings, number, verdicts, sizes)
 
-    return jax.lax.fori_loop(first, first + count, body, (state, log))
+    return jax.lax.fori_loop(first, end, body, (state, log))
 
 
 def empty_log(sizes: Sizes, run_shape: tuple[int, ...]) -> Log:

@@ -16,6 +16,7 @@ from jaxrl_mini.config import Config
 from jaxrl_mini.task import MAX_STEPS, NUM_ACTIONS, NUM_VARIANTS, TABLES
 
 CHOICE_BITS = 5
+_CHOICE = 2**CHOICE_BITS - 1
 
 # Arrays of either kind, where a function serves inside and outside of jitted programs.
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class Episodes(NamedTuple):
 
     def choice(self, step: int) -> Int[AnyArray, "*batch"]:
         """What was done where at one step: variant * 6 + action, -1 after the end."""
-        return ((self.packed >> CHOICE_BITS * step) & (2**CHOICE_BITS - 1)) - 1
+        return ((self.packed >> CHOICE_BITS * step) & _CHOICE) - 1
 
     @property
     def choices(self) -> Int[np.ndarray, "6 *batch"]:
@@ -81,13 +82,14 @@ class Episodes(NamedTuple):
     @property
     def lengths(self) -> Int[AnyArray, "*batch"]:
         """Actions per episode, 1 to 6."""
-        taken = [(self.choice(step) >= 0).astype(np.int32) for step in range(MAX_STEPS)]
+        taken = [(self.packed >= 1 << CHOICE_BITS * step).astype(np.int32) for step in range(MAX_STEPS)]
         return functools.reduce(operator.add, taken)
 
     def submitted(self, variant: int) -> Bool[AnyArray, "*batch"]:
         """Whether the episode handed this artifact in."""
         submissions = np.argwhere(TABLES.submits[:, variant]).tolist()
-        hits = [self.choice(step) == variant * NUM_ACTIONS + action for step, action in submissions]
+        choices = [(CHOICE_BITS * step, 1 + variant * NUM_ACTIONS + action) for step, action in submissions]
+        hits = [self.packed & _CHOICE << place == choice << place for place, choice in choices]
         return functools.reduce(operator.or_, hits)
 
 

@@ -7,9 +7,10 @@ loads, and does not vectorize over booleans kept in memory (masks that are kept 
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 import jax
+import jax.numpy as jnp
 from jax.experimental.xla_metadata import set_xla_metadata
 from jaxtyping import Array, Int, Shaped
 
@@ -75,10 +76,36 @@ def total(array: Shaped[Array, "..."], axis: int = 0) -> Shaped[Array, "..."]:
     return jax.lax.squeeze(array, (axis,))
 
 
-def pick(table: Shaped[AnyArray, "row ..."], index: Int[AnyArray, "*batch"]) -> Shaped[AnyArray, "*batch"]:
+def pick(
+    table: Sequence[Shaped[AnyArray, "..."]] | Shaped[AnyArray, "row ..."], index: Int[AnyArray, "*batch"]
+) -> Shaped[AnyArray, "*batch"]:
     """table[index] along the first axis, as selections; the rows broadcast against `index`."""
     xp = index.__array_namespace__()
     picked = xp.broadcast_to(table[0], index.shape)
-    for row in range(1, table.shape[0]):
+    for row in range(1, len(table)):
         picked = xp.where(index == row, table[row], picked)
     return picked
+
+
+def entry(array: Shaped[AnyArray, "..."], *index: int | Int[AnyArray, ""]) -> Shaped[AnyArray, "..."]:
+    """array[index] for whole numbers from 0, known or not when a program is compiled."""
+    if not isinstance(array, jax.Array):
+        return array[index]
+    known, rest = [1] * len(index), array.shape[len(index) :]
+    start = [*index, *[0] * len(rest)]
+    return jax.lax.dynamic_slice(array, start, [*known, *rest], allow_negative_indices=False).reshape(rest)
+
+
+def repeat(times: int, body: Callable[[Any, R], R], state: R) -> R:
+    """The state after body(times - 1, ... body(0, state)): in a loop of the program, or outside of it with NumPy.
+
+    `jax.lax.fori_loop` counts a known number of times twice, and each counter is a loop to be compiled.
+    """
+    if not isinstance(jax.tree.leaves(state)[0], jax.Array):
+        return functools.reduce(lambda state, index: body(index, state), range(times), state)
+
+    def turn(counted: tuple[Array, R]) -> tuple[Array, R]:
+        index, state = counted
+        return index + 1, body(index, state)
+
+    return jax.lax.while_loop(lambda counted: counted[0] < times, turn, (jnp.int32(0), state))[1]

@@ -15,6 +15,7 @@ import functools
 from functools import partial
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
@@ -82,11 +83,13 @@ def _sums_by_choice(
     steps = CHOICE_BITS * np.arange(MAX_STEPS, dtype=np.int32).reshape(-1, 1, *[1] * (packed.ndim - 2))
     choices = np.arange(NUM_VARIANTS * NUM_ACTIONS, dtype=np.int32).reshape(-1, *[1] * (packed.ndim - 2))
     field, value = (2**CHOICE_BITS - 1) << steps, (1 + choices) << steps
-    terms = [
-        jnp.where(packed[:, episode, None, None] & field == value, shares[:, episode, None, None], 0)
-        for episode in range(packed.shape[1])
-    ]
-    return functools.reduce(jnp.add, terms)
+
+    @jax.jit  # traced once, and inlined
+    def shares_by_choice(packed: Array, shares: Array) -> Array:
+        return jnp.where(packed & field == value, shares, 0)
+
+    by_episode = (jax.lax.split(array[:, :, None], [1] * array.shape[1], axis=1) for array in (packed, shares))
+    return functools.reduce(jnp.add, map(shares_by_choice, *by_episode))
 
 
 @partial(stage, static_argnames=("scale", "by_action"))
