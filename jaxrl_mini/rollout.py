@@ -52,7 +52,7 @@ def draw_uniforms(
     Each is a function of (seed, stream, iteration, number of the episode in the batch, step) alone.
     """
     key, batch = _key(seeds, iteration, stream=stream), (groups, group_size, *seeds.shape)
-    return [uniforms for pair in range(MAX_STEPS // 2) for uniforms in _uniforms_of_two_steps(key, pair, batch)]
+    return [_uniforms(key, step, batch) for step in range(MAX_STEPS)]
 
 
 @partial(unless_numpy, compile=stage, static_argnames="stream")
@@ -64,15 +64,16 @@ def _key(seeds: Seeds, iteration: int | Int[AnyArray, ""], *, stream: int) -> UI
     return pick(threefry2x32((zero, seeds), counter), first_or_second)
 
 
-def _uniforms_of_two_steps(
-    key: UInt32[AnyArray, "2 *run"], pair: int | Int[AnyArray, ""], batch: tuple[int, ...]
-) -> list[Float[AnyArray, "group episode *run"]]:
-    """A call of the generator makes two numbers: those of steps 2 * pair and 2 * pair + 1."""
+def _uniforms(
+    key: UInt32[AnyArray, "2 *run"], step: int | Int[AnyArray, ""], batch: tuple[int, ...]
+) -> Float[AnyArray, "group episode *run"]:
+    """The numbers of a step; a call of the generator makes those of two."""
     xp = key.__array_namespace__()
     groups, group_size, *run_shape = batch
     episode = xp.arange(groups * group_size, dtype=xp.uint32).reshape(groups, group_size, *[1] * len(run_shape))
-    words = threefry2x32((key[0], key[1]), (episode, xp.full_like(episode, pair)))
-    return [(bits >> 8).astype(xp.float32) * np.float32(2**-24) for bits in words]
+    first, second = threefry2x32((key[0], key[1]), (episode, xp.full_like(episode, step >> 1)))
+    bits = xp.where(step & 1, second, first)
+    return (bits >> 8).astype(xp.float32) * np.float32(2**-24)
 
 
 def rollout(
@@ -98,29 +99,25 @@ def rollout(
       group_size: episodes in a group.
     """
     xp, run_shape = seeds.__array_namespace__(), probs.shape[2:]
-    by_pair = probs.reshape(MAX_STEPS // 2, 2, NUM_VARIANTS, NUM_ACTIONS, *run_shape)
-    two_steps = partial(_play_two_steps, by_pair, _key(seeds, iteration, stream=stream))
-    packed = xp.zeros((groups, group_size, *run_shape), dtype=xp.int32)
-    return Episodes(repeat(MAX_STEPS // 2, two_steps, packed))
+    by_step = probs.reshape(MAX_STEPS, NUM_VARIANTS, NUM_ACTIONS, *run_shape)
+    play_step = partial(_play_step, by_step, _key(seeds, iteration, stream=stream))
+    return Episodes(repeat(MAX_STEPS, play_step, xp.zeros((groups, group_size, *run_shape), dtype=xp.int32)))
 
 
 @partial(unless_numpy, compile=stage)
-def _play_two_steps(
-    probs: Float[AnyArray, "3 2 4 6 *run"],
+def _play_step(
+    probs: Float[AnyArray, "6 4 6 *run"],
     key: UInt32[AnyArray, "2 *run"],
-    pair: int | Int[AnyArray, ""],
+    step: int | Int[AnyArray, ""],
     packed: Int[AnyArray, "group episode *run"],
 ) -> Int[AnyArray, "group episode *run"]:
-    for half, uniforms in enumerate(_uniforms_of_two_steps(key, pair, packed.shape)):
-        step = 2 * pair + half
-        artifacts = _artifacts(packed, step)
-        row = partial(entry, probs, pair, half)
-        by_action = [[row(variant, action) for variant in range(NUM_VARIANTS)] for action in range(NUM_ACTIONS - 1)]
-        packed = _packed(packed, step, artifacts, _draw_actions(by_action, uniforms, artifacts))
-    return packed
+    artifacts = _artifacts(packed, step)
+    by_action = [
+        [entry(probs, step, variant, action) for variant in range(NUM_VARIANTS)] for action in range(NUM_ACTIONS - 1)
+    ]
+    return _packed(packed, step, artifacts, _draw_actions(by_action, _uniforms(key, step, packed.shape), artifacts))
 
 
-@unless_numpy
 def _draw_actions(
     probs: list[list[Float[AnyArray, "*run"]]],
     uniforms: Float[AnyArray, "group episode *run"],
@@ -139,7 +136,6 @@ _AFTER = [NUM_VARIANTS, *np.where(TABLES.ends, NUM_VARIANTS, TABLES.next_variant
 """What each packed choice leads to, at any step: an artifact, or `NUM_VARIANTS` where the episode is over."""
 
 
-@unless_numpy
 def _artifacts(packed: Int[AnyArray, "*batch"], step: int | Int[AnyArray, ""]) -> Int[AnyArray, "*batch"]:
     """The artifacts before a step; `NUM_VARIANTS` where an episode is over."""
     # As if before the first step there had been another, with a choice that leads to the first artifact.

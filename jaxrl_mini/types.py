@@ -7,7 +7,7 @@ context. Arrays of the table policy may carry a last axis `run`: many runs side 
 
 import functools
 import operator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
@@ -19,10 +19,7 @@ CHOICE_BITS = 5
 _CHOICE = 2**CHOICE_BITS - 1
 
 # Arrays of either kind, where a function serves inside and outside of jitted programs.
-if TYPE_CHECKING:
-    AnyArray = Any
-else:
-    AnyArray = Array | np.ndarray
+AnyArray = Any
 
 Seeds = UInt32[AnyArray, "*run"]
 
