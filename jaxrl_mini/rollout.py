@@ -67,7 +67,7 @@ def _key(seeds: Seeds, iteration: int | Int[AnyArray, ""], *, stream: int) -> UI
 def _uniforms(
     key: UInt32[AnyArray, "2 *run"], step: int | Int[AnyArray, ""], batch: tuple[int, ...]
 ) -> Float[AnyArray, "group episode *run"]:
-    """The numbers of a step; a call of the generator makes those of two."""
+    """The numbers of a step; a call of the generator has those of two."""
     xp = key.__array_namespace__()
     groups, group_size, *run_shape = batch
     episode = xp.arange(groups * group_size, dtype=xp.uint32).reshape(groups, group_size, *[1] * len(run_shape))
@@ -111,34 +111,22 @@ def _play_step(
     step: int | Int[AnyArray, ""],
     packed: Int[AnyArray, "group episode *run"],
 ) -> Int[AnyArray, "group episode *run"]:
-    artifacts = _artifacts(packed, step)
-    by_action = [
-        [entry(probs, step, variant, action) for variant in range(NUM_VARIANTS)] for action in range(NUM_ACTIONS - 1)
-    ]
-    return _packed(packed, step, artifacts, _draw_actions(by_action, _uniforms(key, step, packed.shape), artifacts))
-
-
-def _draw_actions(
-    probs: list[list[Float[AnyArray, "*run"]]],
-    uniforms: Float[AnyArray, "group episode *run"],
-    artifacts: Int[AnyArray, "group episode *run"],
-) -> Int[AnyArray, "group episode *run"]:
-    """Actions by inversion of their cumulative probabilities, by action and artifact; the last's are not needed."""
-    xp = artifacts.__array_namespace__()
-    actions, below = xp.zeros_like(artifacts), xp.zeros_like(uniforms)
-    for by_artifact in probs:
-        below = below + pick(by_artifact, artifacts)
+    artifacts, uniforms = _artifacts(packed, step), _uniforms(key, step, packed.shape)
+    xp = packed.__array_namespace__()
+    actions, below = xp.zeros_like(packed), xp.zeros_like(uniforms)
+    for action in range(NUM_ACTIONS - 1):
+        below = below + pick([entry(probs, step, variant, action) for variant in range(NUM_VARIANTS)], artifacts)
         actions = actions + (uniforms >= below).astype(xp.int32)
-    return actions
+    return _packed(packed, step, artifacts, actions)
 
 
 _AFTER = [NUM_VARIANTS, *np.where(TABLES.ends, NUM_VARIANTS, TABLES.next_variant)[0].ravel().tolist()]
-"""What each packed choice leads to, at any step: an artifact, or `NUM_VARIANTS` where the episode is over."""
+"""What a packed choice leads to, at whatever step: an artifact, or `NUM_VARIANTS` where the episode is over."""
 
 
 def _artifacts(packed: Int[AnyArray, "*batch"], step: int | Int[AnyArray, ""]) -> Int[AnyArray, "*batch"]:
     """The artifacts before a step; `NUM_VARIANTS` where an episode is over."""
-    # As if before the first step there had been another, with a choice that leads to the first artifact.
+    # As if one more choice, which leads to the first artifact, came before all others.
     last = ((packed << CHOICE_BITS | _AFTER.index(0)) >> CHOICE_BITS * step) & (2**CHOICE_BITS - 1)
     bits = range(NUM_VARIANTS.bit_length())
     columns = [sum((after >> bit & 1) << choice for choice, after in enumerate(_AFTER)) for bit in bits]

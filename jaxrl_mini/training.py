@@ -187,7 +187,7 @@ def _adam_step(
     scale: Float[Array, "*run"],
     lr: Float[Array, "*run"],
 ) -> tuple[Any, Moments]:
-    """Leaf by leaf: those of the same shape share what is compiled."""
+    """Leaf by leaf: those of the same shape are traced once."""
 
     def step(leaf: Array, first: Array, second: Array, slope: Array) -> tuple[Array, Moments]:
         return _adam_step_of_leaf(leaf, Moments(moments.count, first, second), slope, scale, lr)
@@ -205,7 +205,7 @@ def _adam_step_of_leaf(
     scale: Float[Array, "*run"],
     lr: Float[Array, "*run"],
 ) -> tuple[Float[Array, "..."], Moments]:
-    import optax  # a process that finds the trace of its program has no use for it
+    import optax  # a process that finds its program compiled has no use for it
 
     adam = optax.scale_by_adam(b1=0.9, b2=0.999, eps=1e-8)
     step, after = adam.update(gradient * scale, optax.ScaleByAdamState(*moments))

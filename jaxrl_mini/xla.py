@@ -25,7 +25,7 @@ def stage(function: Callable[P, R], *, static_argnames: Sequence[str] = ()) -> C
 
     The backend has no fusion with several outputs: without stages a rollout was played six times over.
     `jax.lax.optimization_barrier` does not help, it is dropped before fusion; a call that is marked as not to be
-    inlined stays. A stage that is called twice at the same shapes is compiled once.
+    inlined stays. A stage that is called twice at the same shapes is traced once, but compiled twice.
     """
 
     def outlined(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -203,3 +203,9 @@ def described(variant: int, steps: int, action: int) -> str:
 def test_what_stands_after_the_end_of_an_episode_changes_nothing(sequences, poison):
     for clean, poisoned in zip(through_tables(sequences, -1), through_tables(sequences, poison), strict=True):
         np.testing.assert_array_equal(clean, poisoned)
+
+
+def test_what_an_action_leads_to_is_the_same_at_every_step_but_the_last():
+    """Which lets rollouts play all steps by one rule."""
+    assert (TABLES.next_variant == TABLES.next_variant[0]).all()
+    assert (TABLES.ends[:-1] == TABLES.ends[0]).all() and TABLES.ends[-1].all()
