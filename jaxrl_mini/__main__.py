@@ -39,8 +39,9 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         command = parser.parse_args(words[:1]).command
         module = importlib.import_module(f"jaxrl_mini.{command}")
         if arguments is None:
-            sys.argv[1:] = words[1:]
-        commandline.run_command(module.main, None if arguments is None else words[1:])
+            del sys.argv[1]  # the others are the command's
+            commandline.run_command(module.main)
+        commandline.run_command(module.main, words[1:])
 
 
 if __name__ == "__main__":

@@ -57,6 +57,7 @@ def draw_uniforms(
 
 @partial(unless_numpy, compile=stage, static_argnames="stream")
 def _key(seeds: Seeds, iteration: int | Int[AnyArray, ""], *, stream: int) -> UInt32[AnyArray, "2 *run"]:
+    """The two words that all numbers of a batch are drawn with."""
     xp = seeds.__array_namespace__()
     zero = xp.zeros_like(seeds)
     counter = zero + np.uint32(stream), zero + xp.asarray(iteration, dtype=xp.uint32)
