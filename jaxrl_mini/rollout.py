@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Shaped, UInt32
 
 from jaxrl_mini.task import MAX_STEPS, NUM_ACTIONS, NUM_VARIANTS, TABLES
-from jaxrl_mini.types import CHOICE_BITS, AnyArray, Episodes, Seeds
+from jaxrl_mini.types import CHOICE_BITS, CHOICE_MASK, AnyArray, Episodes, Seeds
 from jaxrl_mini.xla import entry, pick, repeat, stage, unless_numpy
 
 TRAINING, EVALUATION = 0, 1
@@ -128,7 +128,7 @@ _AFTER = [NUM_VARIANTS, *np.where(TABLES.ends, NUM_VARIANTS, TABLES.next_variant
 def _artifacts(packed: Int[AnyArray, "*batch"], step: int | Int[AnyArray, ""]) -> Int[AnyArray, "*batch"]:
     """The artifacts before a step; `NUM_VARIANTS` where an episode is over."""
     # As if one more choice, which leads to the first artifact, came before all others.
-    last = ((packed << CHOICE_BITS | _AFTER.index(0)) >> CHOICE_BITS * step) & (2**CHOICE_BITS - 1)
+    last = ((packed << CHOICE_BITS | _AFTER.index(0)) >> CHOICE_BITS * step) & CHOICE_MASK
     bits = range(NUM_VARIANTS.bit_length())
     columns = [sum((after >> bit & 1) << choice for choice, after in enumerate(_AFTER)) for bit in bits]
     return functools.reduce(operator.or_, [(column >> last & 1) << bit for bit, column in enumerate(columns)])

@@ -7,7 +7,7 @@ context. Arrays of the table policy may carry a last axis `run`: many runs side 
 
 import functools
 import operator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
@@ -16,10 +16,13 @@ from jaxrl_mini.config import Config
 from jaxrl_mini.task import MAX_STEPS, NUM_ACTIONS, NUM_VARIANTS, TABLES
 
 CHOICE_BITS = 5
-_CHOICE = 2**CHOICE_BITS - 1
+CHOICE_MASK = 2**CHOICE_BITS - 1
 
 # Arrays of either kind, where a function serves inside and outside of jitted programs.
-AnyArray = Any
+if TYPE_CHECKING:
+    AnyArray = Any
+else:
+    AnyArray = Array | np.ndarray
 
 Seeds = UInt32[AnyArray, "*run"]
 
@@ -56,7 +59,7 @@ class Episodes(NamedTuple):
 
     def choice(self, step: int) -> Int[AnyArray, "*batch"]:
         """What was done where at one step: variant * 6 + action, -1 after the end."""
-        return ((self.packed >> CHOICE_BITS * step) & _CHOICE) - 1
+        return ((self.packed >> CHOICE_BITS * step) & CHOICE_MASK) - 1
 
     @property
     def choices(self) -> Int[np.ndarray, "6 *batch"]:
@@ -86,7 +89,7 @@ class Episodes(NamedTuple):
         """Whether the episode handed this artifact in."""
         submissions = np.argwhere(TABLES.submits[:, variant]).tolist()
         choices = [(CHOICE_BITS * step, 1 + variant * NUM_ACTIONS + action) for step, action in submissions]
-        hits = [self.packed & _CHOICE << place == choice << place for place, choice in choices]
+        hits = [self.packed & CHOICE_MASK << place == choice << place for place, choice in choices]
         return functools.reduce(operator.or_, hits)
 
 

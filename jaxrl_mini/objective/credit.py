@@ -22,7 +22,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxrl_mini.config import DEFAULT_VARIANT, Variant
 from jaxrl_mini.task import MAX_STEPS, NUM_ACTIONS, NUM_STATES, NUM_VARIANTS
-from jaxrl_mini.types import CHOICE_BITS, Advantages, Credit, Episodes
+from jaxrl_mini.types import CHOICE_BITS, CHOICE_MASK, Advantages, Credit, Episodes
 from jaxrl_mini.xla import pick, stage, total
 
 
@@ -82,7 +82,7 @@ def _sums_by_choice(
     """Sums of the shares of the episodes that made each of the 24 choices at each step."""
     steps = CHOICE_BITS * np.arange(MAX_STEPS, dtype=np.int32).reshape(-1, 1, *[1] * (packed.ndim - 2))
     choices = np.arange(NUM_VARIANTS * NUM_ACTIONS, dtype=np.int32).reshape(-1, *[1] * (packed.ndim - 2))
-    field, value = (2**CHOICE_BITS - 1) << steps, (1 + choices) << steps
+    field, value = CHOICE_MASK << steps, (1 + choices) << steps
 
     @jax.jit  # traced once, and inlined
     def shares_by_choice(packed: Array, shares: Array) -> Array:
