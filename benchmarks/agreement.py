@@ -10,9 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxrl_mini import evaluation, fleet
-from jaxrl_mini.config import Config
-from jaxrl_mini.training import CHUNK
+from jaxrl_mini.config import BLOCK, Config
+from jaxrl_mini.exact import success
+from jaxrl_mini.learning.block import Block, settings_of, sizes_of
+from jaxrl_mini.learning.training import CHUNK
 
 EXPECTED = {
     "grpo": {"success_rate": (0.9950, 0.0005), "mean_actions": (4.21, 0.03)},
@@ -24,13 +25,13 @@ ACCEPTED = np.array([0.0, 0.0, 0.0, 1.0])
 def final_figures(method: str, seeds: int) -> dict[str, np.ndarray]:
     """Exact success and mean actions of each seed's last policy; [seed]."""
     parts = []
-    for start in range(0, seeds, fleet.BLOCK):
-        numbers = np.arange(start, min(start + fleet.BLOCK, seeds))
+    for start in range(0, seeds, BLOCK):
+        numbers = np.arange(start, min(start + BLOCK, seeds))
         config = Config(method=method)
-        block = fleet.Block(fleet.sizes_of(config), numbers, fleet.settings_of([config] * len(numbers)))
+        block = Block(sizes_of(config), numbers, settings_of([config] * len(numbers)))
         while block.iteration < 100:
             block.advance(CHUNK)
-        parts.append(evaluation.exact_of_logits(block.logits(), ACCEPTED))
+        parts.append(success.exact_of_logits(block.logits(), ACCEPTED))
     return {name: np.concatenate([getattr(part, name) for part in parts]) for name in parts[0]._fields}
 
 

@@ -25,13 +25,15 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxrl_mini import language_training, training
-from jaxrl_mini.hardware import cores
-from jaxrl_mini.histories import enumerate_histories, expectations
+from jaxrl_mini.exact.expectations import expectations
+from jaxrl_mini.learning import language_training, training
+from jaxrl_mini.machine.hardware import cores
 from jaxrl_mini.policies.gpt2 import GPT2, GPT2Config
 from jaxrl_mini.policies.language import LanguagePolicy, draw, load_policy
 from jaxrl_mini.policies.pretrained import Checkpoint, save_checkpoint
-from jaxrl_mini.task import ACTIONS, MAX_STEPS, TABLES, VARIANTS, BinarySearchRepair
+from jaxrl_mini.tasks.histories import enumerate_histories
+from jaxrl_mini.tasks.repair import ACTIONS, MAX_STEPS, VARIANTS, BinarySearchRepair
+from jaxrl_mini.tasks.tables import TABLES
 from jaxrl_mini.tiny_model import make_tiny_model
 
 SIZES = {

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxrl_mini.task import MAX_STEPS, NUM_ACTIONS, NUM_VARIANTS, TABLES
+from jaxrl_mini.tasks.repair import MAX_STEPS, NUM_ACTIONS, NUM_VARIANTS
+from jaxrl_mini.tasks.tables import TABLES
 
 NEXT = jnp.asarray(TABLES.next_variant)
 SUBMITS = jnp.asarray(TABLES.submits)

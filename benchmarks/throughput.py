@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jaxrl_mini.hardware import cores, use_one_thread_per_call
+from jaxrl_mini.machine.hardware import cores, use_one_thread_per_call
 
 ITERATIONS, EPISODES, EPOCHS = 100, 32, 2
 STEPS_PER_EPISODE = 4.2
@@ -50,9 +50,9 @@ def block_trainer(method: str) -> Callable[[int], None]:
     import jax
     import numpy as np
 
-    from jaxrl_mini import fleet
-    from jaxrl_mini.config import Config
-    from jaxrl_mini.grid import BLOCK
+    from jaxrl_mini.config import BLOCK, Config
+    from jaxrl_mini.learning import training
+    from jaxrl_mini.learning.block import Block, settings_of, sizes_of
 
     config, devices = Config(method=method), jax.local_devices()
     workers = cores() if devices[0].platform == "cpu" else 2 * len(devices)
@@ -60,11 +60,11 @@ def block_trainer(method: str) -> Callable[[int], None]:
 
     def block(first: int, runs: int) -> None:
         seeds = np.arange(first, min(first + BLOCK, runs))
-        columns = fleet.settings_of([config] * len(seeds))
+        columns = settings_of([config] * len(seeds))
         device = None if len(devices) == 1 else devices[first // BLOCK % len(devices)]
-        one = fleet.Block(fleet.sizes_of(config), seeds, columns, device)
-        for _ in range(ITERATIONS // fleet.CHUNK):
-            one.advance(fleet.CHUNK)
+        one = Block(sizes_of(config), seeds, columns, device)
+        for _ in range(ITERATIONS // training.CHUNK):
+            one.advance(training.CHUNK)
         jax.block_until_ready(one.state)
 
     def train(runs: int) -> None:
@@ -79,8 +79,8 @@ def drawer() -> Callable[[int], None]:
     import jax.numpy as jnp
     import numpy as np
 
-    from jaxrl_mini import rollout
-    from jaxrl_mini.grid import BLOCK
+    from jaxrl_mini.config import BLOCK
+    from jaxrl_mini.episodes import rollout
 
     @jax.jit
     def draw(seeds: Any) -> Any:

@@ -18,11 +18,16 @@ import numpy as np
 from scipy import stats
 from scipy.special import log_softmax
 
-from jaxrl_mini import bias, commandline, engine, evaluation, fleet, records
-from jaxrl_mini.config import AGGREGATIONS, Config
-from jaxrl_mini.dataset import Dataset
-from jaxrl_mini.grid import BLOCK, Grid
-from jaxrl_mini.statistics import interval
+from jaxrl_mini.config import AGGREGATIONS, BLOCK, Config
+from jaxrl_mini.exact import bias, success
+from jaxrl_mini.learning import loop
+from jaxrl_mini.learning.block import Block, settings_of, sizes_of
+from jaxrl_mini.machine import commandline, files, runtime
+from jaxrl_mini.runs import records
+from jaxrl_mini.sweeps import engine
+from jaxrl_mini.sweeps.dataset import Dataset
+from jaxrl_mini.sweeps.grid import Grid
+from jaxrl_mini.sweeps.statistics import interval
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "default": {},
@@ -147,7 +152,7 @@ def histories(dataset: Dataset) -> list[dict[str, Any]]:
 
 def judged() -> list[dict[str, Any]]:
     """Exact bias and variance at policies of the default run of seed 7."""
-    logits = fleet.run(Config(seed=7)).logits
+    logits = loop.run(Config(seed=7)).logits
     advantages = sorted({settings.get("advantage", "group-std") for settings in VARIANTS.values()})
     rows = []
     for at in JUDGED_AT:
@@ -164,12 +169,12 @@ def controls(seeds: int) -> dict[str, Any]:
         logits = []
         for start in range(0, seeds, BLOCK):
             runs = np.arange(start, min(start + BLOCK, seeds))
-            block = fleet.Block(fleet.sizes_of(config), runs, fleet.settings_of([config] * len(runs)))
+            block = Block(sizes_of(config), runs, settings_of([config] * len(runs)))
             while block.iteration < config.iterations:
                 block.advance(min(20, config.iterations - block.iteration))
             logits.append(block.logits())
         log_probs = log_softmax(np.concatenate(logits, axis=-1).astype(np.float64), axis=1)
-        private, submitted = (evaluation.exact(log_probs, accepted).success_rate for accepted in (ACCEPTED, np.ones(4)))
+        private, submitted = (success.exact(log_probs, accepted).success_rate for accepted in (ACCEPTED, np.ones(4)))
         found[reward] = {
             "seeds": seeds,
             "private_success": described(private),
@@ -281,10 +286,10 @@ def write(study: dict[str, Any], folder: Path) -> None:
     """The study and its pictures."""
     text = json.dumps(records.finite(compact(study)), indent=1, allow_nan=False)
     text = re.sub(r"\[[^][{}]*\]", lambda numbers: re.sub(r"\s*([][,])\s*", r"\1", numbers[0]), text) + "\n"
-    with records.Output(folder / "variants.json") as output:
+    with files.Output(folder / "variants.json") as output:
         output.commit(lambda file: file.write(text.encode()))
     for name, figure in (("variants", draw_variants(study)), ("controls", draw_controls(study))):
-        with records.Output(folder / f"{name}.svg") as output:
+        with files.Output(folder / f"{name}.svg") as output:
             output.commit(lambda file, figure=figure: figure.savefig(file, format="svg", metadata={"Date": None}))
 
 
@@ -300,7 +305,7 @@ def main() -> None:
     dataset = engine.run_sweep(grid, flags.folder)
     study = {
         "command": f"python -m benchmarks.variants --seeds {flags.seeds} --control-seeds {flags.control_seeds}",
-        "runtime": records.runtime(),
+        "runtime": runtime.runtime(),
         "seeds": flags.seeds,
         "comparisons": COMPARISONS,
         "variants": figures(dataset),

@@ -16,27 +16,27 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     __version__: str
     from jaxrl_mini.config import Config, UserError
-    from jaxrl_mini.dataset import Dataset
-    from jaxrl_mini.engine import run_sweep
-    from jaxrl_mini.evaluation import Evaluation
-    from jaxrl_mini.fleet import run
-    from jaxrl_mini.grid import Grid
-    from jaxrl_mini.player import load_player
-    from jaxrl_mini.result import Result
-    from jaxrl_mini.task import ACTIONS, BinarySearchRepair
+    from jaxrl_mini.learning.evaluation import Evaluation
+    from jaxrl_mini.learning.loop import run
+    from jaxrl_mini.learning.result import Result
+    from jaxrl_mini.runs.player import load_player
+    from jaxrl_mini.sweeps.dataset import Dataset
+    from jaxrl_mini.sweeps.engine import run_sweep
+    from jaxrl_mini.sweeps.grid import Grid
+    from jaxrl_mini.tasks.repair import ACTIONS, BinarySearchRepair
 
 _HOMES = {
-    "ACTIONS": "task",
-    "BinarySearchRepair": "task",
+    "ACTIONS": "tasks.repair",
+    "BinarySearchRepair": "tasks.repair",
     "Config": "config",
-    "Dataset": "dataset",
-    "Evaluation": "evaluation",
-    "Grid": "grid",
-    "Result": "result",
+    "Dataset": "sweeps.dataset",
+    "Evaluation": "learning.evaluation",
+    "Grid": "sweeps.grid",
+    "Result": "learning.result",
     "UserError": "config",
-    "load_player": "player",
-    "run": "fleet",
-    "run_sweep": "engine",
+    "load_player": "runs.player",
+    "run": "learning.loop",
+    "run_sweep": "sweeps.engine",
 }
 
 __all__ = [

@@ -5,7 +5,7 @@ import sys
 from typing import NoReturn
 
 import jaxrl_mini
-from jaxrl_mini import commandline
+from jaxrl_mini.machine import commandline
 
 COMMANDS = {
     "train": "trains a policy and writes the record of the run",

@@ -237,3 +237,7 @@ def _checked(field: "dataclasses.Field[Any]", value: Any) -> Any:
     if not number or not (low <= value <= high or (limits.get("or_zero") and value == 0)):
         raise UserError(f"{flag} {value!r} is out of range: expected {expected(field)}")
     return int(value) if integral else float(value)
+
+
+BLOCK = 64
+"""Runs that are computed side by side, by one call of a compiled program."""

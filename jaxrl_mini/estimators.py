@@ -4,8 +4,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from jaxrl_mini import commandline
 from jaxrl_mini.config import ADVANTAGES, AGGREGATIONS, Config, UserError, noise_of
+from jaxrl_mini.machine import commandline
 
 EXAMPLES = """\
 examples:
@@ -59,9 +59,11 @@ def main(arguments: list[str]) -> None:
     if flags.plot is not None:
         _check_kind("--plot", flags.plot, PICTURES)
     commandline.use_device(flags.device)
-    from jaxrl_mini import bias, records, verifier
+    from jaxrl_mini.episodes import verifier
+    from jaxrl_mini.exact import bias
+    from jaxrl_mini.machine import files
 
-    with records.Output(flags.output) as output, records.optional_output(flags.plot) as picture:
+    with files.Output(flags.output) as output, files.optional_output(flags.plot) as picture:
         accepted = verifier.training_verdicts(0, 20, 4).mean(axis=(0, 1))
         rows = []
         for name, logits in _policies(flags, config):
@@ -88,15 +90,16 @@ def _check_kind(flag: str, path: str, kinds: tuple[str, ...]) -> None:
 
 def _policies(flags: Any, config: Config) -> list[tuple[str, Any]]:
     """Names and logits."""
-    from jaxrl_mini import fleet, recording
+    from jaxrl_mini.learning import loop
     from jaxrl_mini.policies import saved
+    from jaxrl_mini.runs import recording
 
     if flags.policy is not None and Path(flags.policy).is_dir():
         return [(Path(flags.policy).name, saved.load_table(flags.policy)[0])]
     if flags.policy is not None:
         return [(Path(flags.policy).name, recording.read(flags.policy).arrays["logits"][-1])]
     default = Config(seed=config.seed, iterations=config.iterations)
-    logits = fleet.run(default).logits
+    logits = loop.run(default).logits
     assert logits is not None  # a table's
     return [("uniform" if at == 0 else f"seed {config.seed} after {at}", logits[at]) for at in flags.at]
 

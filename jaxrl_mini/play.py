@@ -4,11 +4,11 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from jaxrl_mini import commandline
 from jaxrl_mini.config import MAX_EVAL_EPISODES, MAX_SEED, Config, UserError
+from jaxrl_mini.machine import commandline
 
 if TYPE_CHECKING:
-    from jaxrl_mini.player import Player
+    from jaxrl_mini.runs.player import Player
 
 EXAMPLES = """\
 examples:
@@ -50,8 +50,8 @@ def main(arguments: list[str]) -> None:
     if flags.episodes is not None and not 1 <= flags.episodes <= MAX_EVAL_EPISODES:
         raise UserError(f"--episodes {flags.episodes} is out of range: expected {EPISODES}")
     commandline.use_device(flags.device)
-    from jaxrl_mini import records
-    from jaxrl_mini.player import load_player
+    from jaxrl_mini.runs import records
+    from jaxrl_mini.runs.player import load_player
 
     player = load_player(flags.folder)
     if flags.episodes is None:
@@ -62,8 +62,8 @@ def main(arguments: list[str]) -> None:
 
 def play(player: "Player", actions: Iterator[int]) -> None:
     """Prints an episode of these actions; it is graded as the first evaluation episode is."""
-    from jaxrl_mini.task import ACTIONS, BinarySearchRepair
-    from jaxrl_mini.verifier import evaluation_verdicts
+    from jaxrl_mini.episodes.verifier import evaluation_verdicts
+    from jaxrl_mini.tasks.repair import ACTIONS, BinarySearchRepair
 
     task, taken = BinarySearchRepair(), list[int]()
     observation = task.reset()
@@ -85,7 +85,7 @@ def play(player: "Player", actions: Iterator[int]) -> None:
 
 def asked() -> Iterator[int]:
     """Actions from standard input, by name or number, asking again where there is no such action."""
-    from jaxrl_mini.task import ACTIONS
+    from jaxrl_mini.tasks.repair import ACTIONS
 
     choices = {text: i for i, name in enumerate(ACTIONS) for text in (name, str(i + 1))}
     question = ", ".join(f"{i + 1} {name}" for i, name in enumerate(ACTIONS)) + "? "

@@ -3,8 +3,8 @@
 import json
 import math
 
-from jaxrl_mini import commandline
 from jaxrl_mini.config import UserError
+from jaxrl_mini.machine import commandline
 
 EXAMPLES = """\
 examples:
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
     if not 0 <= flags.tolerance < math.inf:
         raise UserError(f"--tolerance {flags.tolerance} is out of range: expected {TOLERANCES}")
     commandline.use_device(flags.device)
-    from jaxrl_mini import recording
+    from jaxrl_mini.runs import recording
 
     loaded = [recording.read(path) for path in flags.files]
     all_ok = True

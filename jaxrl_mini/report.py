@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxrl_mini import commandline
 from jaxrl_mini.config import UserError
+from jaxrl_mini.machine import commandline
 
 if TYPE_CHECKING:
-    from jaxrl_mini.records import Output
+    from jaxrl_mini.machine.files import Output
 
 EXAMPLES = """\
 examples:
@@ -44,7 +44,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--overwrite", action="store_true", help="replace files that no report wrote")
     flags = parser.parse_args(arguments)
     try:
-        from jaxrl_mini import figures, page, records, sources
+        from jaxrl_mini.machine import files
+        from jaxrl_mini.pages import figures, page, sources
     except ModuleNotFoundError as error:
         raise UserError(f"a report needs {error.name}: pip install 'jaxrl_mini[report]'") from error
 
@@ -54,12 +55,12 @@ def main(arguments: list[str]) -> None:
     for path in (Path(flags.output), *(folder / name for name in drawn)):
         if not flags.overwrite and path.is_file() and MARK not in _beginning(path):
             raise UserError(f"output {path} exists and is no report: name another or use --overwrite")
-    with records.Output(flags.output) as output:
+    with files.Output(flags.output) as output:
         text = page.render(found)
         for name, metric in drawn.items():
             curves = [one for source in found for one in source.curves if metric in one.lines]
             if curves:
-                with records.Output(folder / name) as picture:
+                with files.Output(folder / name) as picture:
                     _write(picture, figures.to_png(figures.side_by_side(curves, metric)))
         _write(output, text.encode("utf-8", "replace"))
     print(json.dumps({"output": flags.output, "bytes": Path(flags.output).stat().st_size}))

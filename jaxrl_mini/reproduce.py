@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxrl_mini import commandline
 from jaxrl_mini.config import Config, UserError
+from jaxrl_mini.machine import commandline
 
 if TYPE_CHECKING:
-    from jaxrl_mini.audit import Finding
+    from jaxrl_mini.runs.audit import Finding
 
 EXAMPLES = """\
 examples:
@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> int:
     commandline.add_device_flag(parser)
     flags = parser.parse_args(arguments)
     commandline.use_device(flags.device)
-    from jaxrl_mini import audit, records
+    from jaxrl_mini.runs import audit, records
 
     loaded = []
     for path in flags.files:
@@ -66,9 +66,10 @@ def run_again(record: dict[str, Any], config: Config) -> tuple[list["Finding"], 
     Returns:
       The figures that differ; how many were compared, where the platforms differ, and the tolerance for that.
     """
-    from jaxrl_mini import audit, fleet, records
+    from jaxrl_mini.learning import loop
+    from jaxrl_mini.runs import audit, records
 
-    again = records.build(fleet.run(config))
+    again = records.build(loop.run(config))
     elsewhere = audit.elsewhere(record, again["runtime"], config)
     tolerance = audit.TOLERANCE if elsewhere else 0.0
     compared = {"figures": len(audit.figures(again)), "tolerance": tolerance, "elsewhere": elsewhere}

@@ -9,12 +9,12 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
-from jaxrl_mini import commandline
 from jaxrl_mini.config import HISTORY_EVERY, Config, UserError
-from jaxrl_mini.hardware import cores
+from jaxrl_mini.machine import commandline
+from jaxrl_mini.machine.hardware import cores
 
 if TYPE_CHECKING:
-    from jaxrl_mini.grid import Grid
+    from jaxrl_mini.sweeps.grid import Grid
 
 EXAMPLES = """\
 examples:
@@ -67,7 +67,7 @@ def main(arguments: list[str]) -> None:
     flags = parser.parse_args(arguments)
     if flags.address is not None and flags.engine != "ray":
         raise UserError(f"--address {flags.address} has no use with engine {flags.engine}: use --engine ray")
-    from jaxrl_mini.grid import Grid, parse_seeds
+    from jaxrl_mini.sweeps.grid import Grid, parse_seeds
 
     values = {field.name: getattr(flags, field.name) for field in dataclasses.fields(Config) if field.name != "seed"}
     grid = Grid.product(parse_seeds(flags.seeds), flags.history_every, **values)
@@ -87,7 +87,7 @@ def _compute(grid: "Grid", output: Path, shard: tuple[int, int], flags: object) 
         commandline.use_device(device)
         from tqdm import tqdm
 
-        from jaxrl_mini.engine import run_sweep, shard_parts
+        from jaxrl_mini.sweeps.engine import run_sweep, shard_parts
 
         total = grid.runs if shard == (1, 1) else sum(map(grid.part_runs, shard_parts(grid, shard)))
         with tqdm(total=total, unit="run", disable=not sys.stderr.isatty(), smoothing=0.05) as bar:
@@ -132,15 +132,15 @@ def summarize(arguments: list[str]) -> None:
     parser.add_argument("folder", type=commandline.path, metavar="DIR", help="a sweep's folder")
     parser.add_argument("--json", action="store_true", help="as one JSON object instead of tables")
     flags = parser.parse_args(arguments)
-    from jaxrl_mini import statistics
-    from jaxrl_mini.dataset import Dataset
+    from jaxrl_mini.sweeps import statistics
+    from jaxrl_mini.sweeps.dataset import Dataset
 
     summary = statistics.summarize(Dataset.open(flags.folder))
     print(json.dumps(summary, allow_nan=False) if flags.json else statistics.as_text(summary))
 
 
 def _parse_shard(text: str) -> tuple[int, int]:
-    from jaxrl_mini.grid import parse_number
+    from jaxrl_mini.sweeps.grid import parse_number
 
     i, slash, n = text.partition("/")
     share, shares = parse_number(i), parse_number(n)

@@ -6,8 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxrl_mini import commandline
 from jaxrl_mini.config import MAX_SEED
+from jaxrl_mini.machine import commandline
 
 if TYPE_CHECKING:
     from jaxrl_mini.policies.language import LanguagePolicy
@@ -92,7 +92,7 @@ def make_tiny_model(
     import jax.numpy as jnp
     from flax import nnx
 
-    from jaxrl_mini import folders
+    from jaxrl_mini.policies import folders
     from jaxrl_mini.policies.gpt2 import GPT2, GPT2Config
     from jaxrl_mini.policies.language import LanguagePolicy
     from jaxrl_mini.policies.pretrained import Checkpoint, save_checkpoint
@@ -158,7 +158,7 @@ def fit_random_play(policy: "LanguagePolicy", params: Any, key: Any) -> tuple[An
     import optax
     from flax import nnx
 
-    from jaxrl_mini.task import MAX_STEPS
+    from jaxrl_mini.tasks.repair import MAX_STEPS
 
     random_key, key = jax.random.split(key)
     played = np.array(jax.random.randint(random_key, (WARM_START_TRANSCRIPTS, MAX_STEPS), 0, 5))
@@ -202,7 +202,7 @@ def _transcripts(policy: "LanguagePolicy", actions: Any) -> tuple[Any, Any]:
     """Whole episodes as rows of tokens, padded at their end, and 1 where a token is part of an observation, else 0."""
     import numpy as np
 
-    from jaxrl_mini.task import TABLES
+    from jaxrl_mini.tasks.tables import TABLES
 
     task, rows = policy.task, []
     action_tokens = task.tree.paths.sum(axis=1).astype(int) - 1  # without the end-of-text token
@@ -225,7 +225,7 @@ def _texts() -> Iterator[str]:
     import numpy as np
 
     from jaxrl_mini.policies.prompts import CONTINUING, opening_text, segment_text
-    from jaxrl_mini.task import MAX_STEPS, NUM_VARIANTS
+    from jaxrl_mini.tasks.repair import MAX_STEPS, NUM_VARIANTS
 
     yield opening_text() + " finish"
     for step, variant in np.ndindex(MAX_STEPS - 1, NUM_VARIANTS):

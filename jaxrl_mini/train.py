@@ -7,11 +7,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxrl_mini import commandline, hardware, trackers
 from jaxrl_mini.config import Config, UserError
+from jaxrl_mini.machine import commandline, hardware
+from jaxrl_mini.runs import trackers
 
 if TYPE_CHECKING:
-    from jaxrl_mini.result import Result
+    from jaxrl_mini.learning.result import Result
 
 EXAMPLES = """\
 examples:
@@ -95,13 +96,16 @@ def main(arguments: list[str]) -> None:
     import jax
     from tqdm import tqdm
 
-    from jaxrl_mini import checkpoint, fleet, folders, recording, records
-    from jaxrl_mini.result import History
+    from jaxrl_mini.learning import checkpoint, loop
+    from jaxrl_mini.learning.metrics import History
+    from jaxrl_mini.machine import files
+    from jaxrl_mini.policies import folders
+    from jaxrl_mini.runs import recording, records
 
     if flags.checkpoint is not None and jax.process_count() > 1:
         raise UserError(f"--checkpoint {flags.checkpoint} is for a run in one process: leave it out")
     if jax.process_index():  # the first process alone reports and writes
-        fleet.run(config, mesh=mesh)
+        loop.run(config, mesh=mesh)
         return
     if flags.save_policy is not None:
         folders.check_destination(flags.save_policy, flags.overwrite)
@@ -116,8 +120,8 @@ def main(arguments: list[str]) -> None:
             flags.checkpoint, config, every=every, resume=flags.resume, say=_say, mesh=mesh
         )
     with (
-        records.Output(path) as output,
-        records.optional_output(flags.trajectories) as trajectories,
+        files.Output(path) as output,
+        files.optional_output(flags.trajectories) as trajectories,
         checkpoints or contextlib.nullcontext(),
         trackers.tracking(flags.track, config, path.stem) as track,
         tqdm(total=config.iterations, unit="iteration", disable=not sys.stderr.isatty()) as bar,
@@ -130,7 +134,7 @@ def main(arguments: list[str]) -> None:
             with tqdm.external_write_mode():
                 print(json.dumps(records.finite(last)), flush=True)
 
-        result = fleet.run(config, on_chunk=report, checkpoints=checkpoints, mesh=mesh)
+        result = loop.run(config, on_chunk=report, checkpoints=checkpoints, mesh=mesh)
         if trajectories is not None:
             recording.write(result, trajectories)
         if flags.save_policy is not None:

@@ -14,8 +14,11 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl_mini import commandline, fleet, recording, records, replay, tiny_model, train
+from jaxrl_mini import replay, tiny_model, train
 from jaxrl_mini.config import Config
+from jaxrl_mini.learning import loop, result
+from jaxrl_mini.machine import commandline, files
+from jaxrl_mini.runs import recording
 
 jax.config.update("jax_debug_key_reuse", True)
 
@@ -68,19 +71,19 @@ def tiny_folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def grpo_run() -> fleet.Result:
+def grpo_run() -> result.Result:
     """The article's run of grpo with seed 7."""
-    return fleet.run(Config(seed=7))
+    return loop.run(Config(seed=7))
 
 
 @pytest.fixture(scope="session")
-def sft_run() -> fleet.Result:
+def sft_run() -> result.Result:
     """The article's run of rs-sft with seed 7."""
-    return fleet.run(Config(seed=7, method="rs-sft"))
+    return loop.run(Config(seed=7, method="rs-sft"))
 
 
-def recorded(result: fleet.Result, path: Path) -> dict[str, np.ndarray]:
-    with records.Output(path) as output:
+def recorded(result: result.Result, path: Path) -> dict[str, np.ndarray]:
+    with files.Output(path) as output:
         recording.write(result, output)
     with np.load(path, allow_pickle=False) as file:
         return dict(file)

@@ -18,9 +18,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jaxrl_mini import dataset, recording
 from jaxrl_mini.config import Config
-from jaxrl_mini.grid import Grid
+from jaxrl_mini.runs import recording
+from jaxrl_mini.sweeps import dataset
+from jaxrl_mini.sweeps.grid import Grid
 
 GOLDEN = Path(__file__).parent / "golden"
 ROWS = 5

@@ -11,7 +11,7 @@ import pytest
 import safetensors
 import safetensors.numpy
 
-from jaxrl_mini import checkpoint
+from jaxrl_mini.learning import checkpoint
 
 CHANGES = ("open", "write", "fsync", "link", "rename", "replace", "mkdir", "close", "unlink", "rmdir", "chmod")
 """Functions of `os` through which Python changes files; some reading goes through `open` as well."""

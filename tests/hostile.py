@@ -35,12 +35,14 @@ from damage import (
     tensor_damage,
 )
 
-from jaxrl_mini import checkpoint, dataset, recording, records
-from jaxrl_mini.checkpoint import Checkpoints, Snapshot
 from jaxrl_mini.config import Config, UserError, differences
-from jaxrl_mini.dataset import Dataset
-from jaxrl_mini.evaluation import Evaluation
+from jaxrl_mini.learning import checkpoint
+from jaxrl_mini.learning.checkpoint import Checkpoints, Snapshot
+from jaxrl_mini.learning.evaluation import Evaluation
 from jaxrl_mini.policies import pretrained, saved
+from jaxrl_mini.runs import recording, records
+from jaxrl_mini.sweeps import dataset
+from jaxrl_mini.sweeps.dataset import Dataset
 
 # Intact folders
 

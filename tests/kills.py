@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from jaxrl_mini import checkpoint
+from jaxrl_mini.learning import checkpoint
 
 
 def newest(folder: Path) -> int:

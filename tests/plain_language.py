@@ -12,7 +12,7 @@ import numpy as np
 from flax import nnx
 
 from jaxrl_mini.policies.prompts import CANDIDATES, CUE, HEADER
-from jaxrl_mini.task import ACTIONS, BinarySearchRepair
+from jaxrl_mini.tasks.repair import ACTIONS, BinarySearchRepair
 
 
 def prompt_after(actions) -> str:

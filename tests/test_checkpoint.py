@@ -14,18 +14,19 @@ import numpy as np
 import pytest
 from kills import killed_and_resumed
 
-from jaxrl_mini import checkpoint, fleet, language_training, records
-from jaxrl_mini.checkpoint import Checkpoints, Interrupted
 from jaxrl_mini.config import Config, UserError
-from jaxrl_mini.fleet import Block
-from jaxrl_mini.placement import make_mesh
+from jaxrl_mini.learning import checkpoint, language_training, loop
+from jaxrl_mini.learning.block import Block
+from jaxrl_mini.learning.checkpoint import Checkpoints, Interrupted
+from jaxrl_mini.machine.placement import make_mesh
 from jaxrl_mini.policies.language import load_policy
+from jaxrl_mini.runs import records
 
 SHORT = ("--iterations", 12, "--eval-episodes", 20, "--output", "r.json")
 RUNS = {"grpo": {}, "rs-sft": {"method": "rs-sft", "reward": "shuffled"}}
 
 
-def kept_run(folder, config, *, run=fleet.run, **options):
+def kept_run(folder, config, *, run=loop.run, **options):
     """The result of a run with checkpoints, and its last state."""
     with Checkpoints(folder, config, resume=True, say=lambda _: None, **options) as checkpoints:
         checkpoints.restore, states = remembering(checkpoints.restore)
@@ -45,7 +46,7 @@ def remembering(restore):
     return restored, states
 
 
-def stop_after_each_iteration(folder, config, *, first=0, run=fleet.run):
+def stop_after_each_iteration(folder, config, *, first=0, run=loop.run):
     """Has all iterations from `first` on done, each by a run of its own, which goes on from the one before."""
     for done in range(first, config.iterations):
         options = {"every": 1, "resume": done > 0, "say": pytest.fail}
@@ -86,7 +87,7 @@ def test_a_run_that_stops_at_each_of_its_iterations_is_one_that_never_stops(tmp_
     stop_after_each_iteration(tmp_path / "stopping", config)
     assert_same(kept_run(tmp_path / "stopping", config), never)
     assert len(never[0].history["iteration"]) == 12
-    plain = fleet.run(config)
+    plain = loop.run(config)
     assert {**records.build(plain), "timing": None} == {**records.build(never[0]), "timing": None}
 
 
@@ -123,7 +124,7 @@ def test_more_iterations_continue_a_finished_run(tmp_path):
     """And the metrics of all its iterations are reported, those since the last report again."""
     short, config = (Config(iterations=iterations, eval_episodes=20) for iterations in (25, 42))
     reported = [[], []]
-    runs = [partial(fleet.run, on_chunk=lambda part, to=to: to.append(part["iteration"].tolist())) for to in reported]
+    runs = [partial(loop.run, on_chunk=lambda part, to=to: to.append(part["iteration"].tolist())) for to in reported]
     kept_run(tmp_path / "more", short, run=runs[0])
     assert_same(kept_run(tmp_path / "more", config, run=runs[1]), kept_run(tmp_path / "never", config))
     whole = [list(range(first, end)) for first, end in ((0, 20), (20, 25), (20, 40), (40, 42))]
@@ -175,7 +176,7 @@ def test_another_run_is_refused_with_the_settings_that_differ(train_command, tmp
 
 def test_other_devices_are_refused(tmp_path):
     with Checkpoints(tmp_path, Config(iterations=1)) as checkpoints:
-        fleet.run(Config(iterations=1), checkpoints=checkpoints)
+        loop.run(Config(iterations=1), checkpoints=checkpoints)
     elsewhere = Checkpoints(tmp_path, Config(iterations=1), mesh=make_mesh("data=1"), resume=True)
     with pytest.raises(UserError, match=r"\(mesh None there, {'data': 1, 'model': 1} here\)"):
         elsewhere.__enter__()
@@ -343,5 +344,5 @@ def test_a_killed_run_goes_on_until_it_is_done(train_command, tmp_path):
 
 
 def test_without_checkpoints_orbax_is_not_imported():
-    program = "import sys, jaxrl_mini.train, jaxrl_mini.fleet; sys.exit('orbax' in sys.modules)"
+    program = "import sys, jaxrl_mini.train, jaxrl_mini.learning.block; sys.exit('orbax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

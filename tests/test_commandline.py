@@ -7,7 +7,7 @@ import pytest
 
 PROCESS = """
 import atexit, sys, threading, time
-from jaxrl_mini import commandline
+from jaxrl_mini.machine import commandline
 from jaxrl_mini.config import UserError
 
 def late():

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-from jaxrl_mini import compilation
-from jaxrl_mini.compilation import compiled_once
+from jaxrl_mini.machine import compilation
+from jaxrl_mini.machine.compilation import compiled_once
 
 STATE = {"a": np.arange(3.0, dtype=np.float32), "b": np.int32(1)}
 
@@ -122,13 +122,13 @@ def test_a_folder_that_cannot_be_written_changes_nothing(cache):
 
 def test_the_program_of_a_block_gives_the_same_to_the_bit(cache):
     """Read from a file or not."""
-    from jaxrl_mini import fleet
     from jaxrl_mini.config import Config
+    from jaxrl_mini.learning.block import Block, _compile
 
     logits = []
     for _ in range(2):
-        fleet._compile.cache_clear()
-        block = fleet.Block.of_config(Config(seed=3))
+        _compile.cache_clear()
+        block = Block.of_config(Config(seed=3))
         block.advance(20)
         logits.append(block.logits().tobytes())
         wait_until_written()

@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 from faults import every_fault
 
-from jaxrl_mini import dataset, fleet
 from jaxrl_mini.config import UserError
-from jaxrl_mini.dataset import HISTORY, RUNS, Dataset
-from jaxrl_mini.grid import Grid
+from jaxrl_mini.sweeps import dataset, table_part
+from jaxrl_mini.sweeps.dataset import HISTORY, RUNS, Dataset
+from jaxrl_mini.sweeps.grid import Grid
 
 SIZES = {"iterations": 3, "groups": 2, "group_size": 4, "eval_episodes": 8}
 GRID = Grid.product(range(70), **SIZES, history_every=2)
@@ -25,7 +25,7 @@ GRID = Grid.product(range(70), **SIZES, history_every=2)
 
 @pytest.fixture(scope="module")
 def parts():
-    return [fleet.train_part(GRID, number) for number in range(GRID.parts)]
+    return [table_part.train_part(GRID, number) for number in range(GRID.parts)]
 
 
 @pytest.fixture

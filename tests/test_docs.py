@@ -13,8 +13,9 @@ import pytest
 
 from benchmarks import variants
 from jaxrl_mini import __main__ as console
-from jaxrl_mini import bias, evaluation, objective
-from jaxrl_mini.commandline import Parser
+from jaxrl_mini import objective
+from jaxrl_mini.exact import bias, success
+from jaxrl_mini.machine.commandline import Parser
 from jaxrl_mini.policies import table
 
 ROOT = Path(__file__).parents[1]
@@ -102,7 +103,7 @@ def sentences() -> dict[str, str]:
     agreement, speed = results("benchmarks/agreement"), results("benchmarks/throughput-cpu")
     assert [(one["values"]["method"], one["runs"]) for one in (grpo, sft)] == [("grpo", 10000), ("rs-sft", 10000)]
     (large,) = (row for row in speed["fleet_sizes"] if row["runs"] == 65536)
-    success, actions = (
+    succeeded, actions = (
         {method: agreement[method][name]["mean"] for method in ("grpo", "rs-sft")}
         for name in ("success_rate", "mean_actions")
     )
@@ -112,7 +113,7 @@ def sentences() -> dict[str, str]:
         f"for rs-sft ({sft['success_deviation']:.5f}, {sft['mean_actions']:.3f} actions), "
         f"{grpo['sampled_success_mean']:.5f} and {sft['sampled_success_mean']:.5f} as sampled.",
         "1,000 seeds": f"Over {agreement['seeds']:,} seeds (`python -m benchmarks.agreement`) the mean exact success "
-        f"is {success['grpo']:.5f} for grpo and {success['rs-sft']:.5f} for rs-sft, with {actions['grpo']:.3f} and "
+        f"is {succeeded['grpo']:.5f} for grpo and {succeeded['rs-sft']:.5f} for rs-sft, with {actions['grpo']:.3f} and "
         f"{actions['rs-sft']:.3f} actions;",
         # The recordings' source, as test_golden_statistics has it.
         "another implementation": "gave 0.99501 and 0.99726, with 4.210 and 3.062.",
@@ -225,11 +226,11 @@ def test_what_is_said_of_start_up_is_what_was_measured():
 
 def test_the_figures_of_the_task_are_exact():
     """Of uniform play, of the mathematics' example, and of the histories of a language model."""
-    uniform = evaluation.exact(np.full((24, 6), -np.log(6.0)), np.array([0.0, 0.0, 0.0, 1.0]))
+    uniform = success.exact(np.full((24, 6), -np.log(6.0)), np.array([0.0, 0.0, 0.0, 1.0]))
     assert uniform.success_rate == pytest.approx(0.06526491769547325, rel=1e-14)
     assert uniform.mean_actions == pytest.approx(3.9906121399176955, rel=1e-14)
-    failure, success = objective.outcome_advantages(jnp.array([1.0]), 8)
-    assert (f"{success[0]:.6f}", f"{failure[0]:.6f}") == ("2.645751", "-0.377964")
+    advantages = objective.outcome_advantages(jnp.array([1.0]), 8)
+    assert (f"{advantages.success[0]:.6f}", f"{advantages.failure[0]:.6f}") == ("2.645751", "-0.377964")
     assert sum(5**step for step in range(6)) == 3906  # five actions that go on, six cues
 
 

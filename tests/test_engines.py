@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from jaxrl_mini import engine, fleet
 from jaxrl_mini.config import UserError
-from jaxrl_mini.dataset import Dataset
-from jaxrl_mini.engine import run_sweep, shard_parts
-from jaxrl_mini.grid import Grid
+from jaxrl_mini.sweeps import engine, table_part
+from jaxrl_mini.sweeps.dataset import Dataset
+from jaxrl_mini.sweeps.engine import run_sweep, shard_parts
+from jaxrl_mini.sweeps.grid import Grid
 
 GRID = Grid.product([0, 7, 12345, *range(100, 700)], iterations=20, eval_episodes=8, history_every=10)
 
@@ -44,14 +44,14 @@ def test_progress_counts_every_run_once(tmp_path):
 
 
 def test_a_failing_part_ends_the_sweep_with_its_error_and_keeps_the_others(tmp_path, monkeypatch, whole):
-    train_part = fleet.train_part
+    train_part = table_part.train_part
 
     def failing(grid, number, **options):
         if number == 5:
             raise ZeroDivisionError("five")
         return train_part(grid, number, **options)
 
-    monkeypatch.setattr(fleet, "train_part", failing)
+    monkeypatch.setattr(table_part, "train_part", failing)
     with pytest.raises(ZeroDivisionError, match="five"):
         run_sweep(GRID, tmp_path / "out")
     monkeypatch.undo()

@@ -6,7 +6,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from jaxrl_mini import bias, estimators, moments, rewards, train
+from jaxrl_mini import estimators, train
+from jaxrl_mini.episodes import rewards
+from jaxrl_mini.exact import bias, moments
 
 ACCEPTED = np.array([0.0, 0.0, 0.0, 1.0])
 UNIFORM = np.zeros((24, 6))

@@ -7,9 +7,12 @@ import oracle
 import pytest
 from scipy import stats
 
-from jaxrl_mini import evaluation
-from jaxrl_mini.evaluation import CHUNK, Evaluation, mean_interval, success_interval
-from jaxrl_mini.fleet import BLOCK
+from jaxrl_mini.episodes import intervals
+from jaxrl_mini.episodes.intervals import mean_interval, success_interval
+from jaxrl_mini.exact import success
+from jaxrl_mini.learning import evaluation
+from jaxrl_mini.learning.block import BLOCK
+from jaxrl_mini.learning.evaluation import CHUNK, Evaluation
 from jaxrl_mini.policies import table
 
 UNIFORM_SUCCESS = 0.06526491769547325
@@ -19,7 +22,7 @@ ONLY_CORRECT = np.array([False, False, False, True])
 
 @jax.jit
 def compiled_exact(logits, accepted):
-    return evaluation.exact(table.distribution(logits).log_probs, accepted)
+    return success.exact(table.distribution(logits).log_probs, accepted)
 
 
 def exact(logits, accepted=(0.0, 0.0, 0.0, 1.0)) -> tuple[float, float]:
@@ -178,7 +181,7 @@ def test_the_success_interval_is_wilsons(successes, episodes):
 
 
 def test_the_quantile_is_that_of_the_confidence():
-    assert stats.norm.ppf((1 + evaluation.CONFIDENCE) / 2) == evaluation.NORMAL_QUANTILE
+    assert stats.norm.ppf((1 + intervals.CONFIDENCE) / 2) == intervals.NORMAL_QUANTILE
 
 
 def test_the_success_interval_has_a_width_even_where_everything_succeeds():

@@ -10,16 +10,17 @@ import numpy as np
 import pytest
 from faults import every_fault
 
-from jaxrl_mini import checkpoint, fleet, records
-from jaxrl_mini.checkpoint import Checkpoints, Snapshot
 from jaxrl_mini.config import Config
+from jaxrl_mini.learning import checkpoint, loop
+from jaxrl_mini.learning.checkpoint import Checkpoints, Snapshot
+from jaxrl_mini.machine import runtime
 from jaxrl_mini.policies.pretrained import load_checkpoint
 
 
 @pytest.fixture(autouse=True)
 def same_commit(monkeypatch):
     """A record asks git for it, and says null where that fails."""
-    monkeypatch.setattr(records, "_git_state", lambda: {"git_commit": None, "git_dirty": None})
+    monkeypatch.setattr(runtime, "_git_state", lambda: {"git_commit": None, "git_dirty": None})
 
 
 CODES = pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS], ids=["full", "read-only"])
@@ -84,7 +85,7 @@ def check_every_fault(command, tmp_path, code, words, prepare, outputs):
 @pytest.mark.parametrize("old", [True, False], ids=["over old files", "in a new folder"])
 @CODES
 def test_every_fault_of_a_run_with_trajectories(train_command, tmp_path, monkeypatch, grpo_run, code, old):
-    monkeypatch.setattr(fleet, "run", lambda config, **_: dataclasses.replace(grpo_run, config=config))
+    monkeypatch.setattr(loop, "run", lambda config, **_: dataclasses.replace(grpo_run, config=config))
     words = ["--output", "there/new/r.json", "--trajectories", "there/t.npz", *["--overwrite"] * old]
 
     def prepare(there: Path) -> None:
@@ -100,7 +101,7 @@ def test_every_fault_of_a_run_with_trajectories(train_command, tmp_path, monkeyp
 def test_every_fault_of_a_run_with_a_policy(train_command, tmp_path, monkeypatch, grpo_run, golden, old):
     checkpoint = load_checkpoint(golden / "tiny-gpt2-word")
     done = dataclasses.replace(grpo_run, checkpoint=checkpoint)
-    monkeypatch.setattr(fleet, "run", lambda config, **_: dataclasses.replace(done, config=config))
+    monkeypatch.setattr(loop, "run", lambda config, **_: dataclasses.replace(done, config=config))
     words = ["--backend", "hf", "--model", golden / "tiny-gpt2-word", "--output", "there/r.json"]
     words += ["--save-policy", "there/policy", *["--overwrite"] * old]
 
@@ -114,7 +115,7 @@ def test_every_fault_of_a_run_with_a_policy(train_command, tmp_path, monkeypatch
 
 
 def played(run):
-    """A `fleet.run` that only keeps checkpoints on its way to a result."""
+    """A `loop.run` that only keeps checkpoints on its way to a result."""
 
     def played(config, checkpoints, **_):
         past = checkpoints.restore({"weights": np.zeros(3)})
@@ -132,7 +133,7 @@ def snapshot(run, done):
 
 def test_every_fault_of_a_run_with_checkpoints(train_command, tmp_path, monkeypatch, grpo_run):
     """Each checkpoint in the folder is whole, the run can always go on, and no iteration is lost that was kept."""
-    monkeypatch.setattr(fleet, "run", played(grpo_run))
+    monkeypatch.setattr(loop, "run", played(grpo_run))
     monkeypatch.setattr(checkpoint, "KEPT", 1)
     words = ["--checkpoint", "there/kept", "--checkpoint-every", 1, "--resume", "--overwrite", "--output", "there/r"]
     there, refused = tmp_path / "there", 0
@@ -164,7 +165,7 @@ def test_every_fault_of_a_run_with_checkpoints(train_command, tmp_path, monkeypa
 
 
 def test_an_output_inside_the_saved_policy_is_refused_first(train_command, monkeypatch, tmp_path):
-    monkeypatch.setattr(fleet, "run", None)
+    monkeypatch.setattr(loop, "run", None)
     words = ["--backend", "hf", "--model", "m", "--save-policy", "policy"]
     for output in ("policy/r.json", "policy", "x/../policy/deep/r.json"):
         outcome = train_command(*words, "--output", output)

@@ -10,11 +10,13 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from jaxrl_mini import figures, fleet, records
 from jaxrl_mini.config import UserError
-from jaxrl_mini.dataset import Dataset
-from jaxrl_mini.figures import METRICS, SUCCESS
-from jaxrl_mini.grid import Grid
+from jaxrl_mini.pages import figures
+from jaxrl_mini.pages.figures import METRICS, SUCCESS
+from jaxrl_mini.runs import records
+from jaxrl_mini.sweeps import table_part
+from jaxrl_mini.sweeps.dataset import Dataset
+from jaxrl_mini.sweeps.grid import Grid
 
 SIZES = {"iterations": 5, "groups": 2, "group_size": 4, "eval_episodes": 8}
 
@@ -35,7 +37,7 @@ def sweep(tmp_path_factory):
     grid = Grid.product(range(8), lr=[0.08, 0.3], history_every=2, **SIZES)
     dataset = Dataset.create(tmp_path_factory.mktemp("sweep") / "s", grid, {})
     for part in range(grid.parts):
-        runs, history = (dict(columns) for columns in fleet.train_part(grid, part))
+        runs, history = (dict(columns) for columns in table_part.train_part(grid, part))
         lost = (history["run"] == 0) & (history["iteration"] > 2)
         for name in (SUCCESS, "loss"):
             history[name] = np.where(lost, np.nan, history[name])
@@ -127,7 +129,7 @@ def test_a_failed_run_ends_at_success_0(sweep):
 def test_without_history_there_are_no_lines(tmp_path):
     grid = Grid.product(range(2), history_every=0, **SIZES)
     dataset = Dataset.create(tmp_path / "s", grid, {})
-    dataset.commit(0, *fleet.train_part(grid, 0))
+    dataset.commit(0, *table_part.train_part(grid, 0))
     (found,) = figures.curves_of_sweep(dataset, ["a"])
     assert found.lines == {} and len(found.final) == 2
 

@@ -7,10 +7,12 @@ import sys
 import numpy as np
 import pytest
 
-from jaxrl_mini import compilation, fleet
-from jaxrl_mini.config import Config
-from jaxrl_mini.fleet import Block
-from jaxrl_mini.grid import BLOCK, Grid
+from jaxrl_mini.config import BLOCK, Config
+from jaxrl_mini.learning import loop, result
+from jaxrl_mini.learning.block import Block, sizes_of
+from jaxrl_mini.machine import compilation
+from jaxrl_mini.sweeps import table_part
+from jaxrl_mini.sweeps.grid import Grid
 
 SEEDS = (0, 7, 12345)
 SETTINGS = {"iterations": 25, "eval_episodes": 40}
@@ -19,7 +21,7 @@ SETTINGS = {"iterations": 25, "eval_episodes": 40}
 @pytest.fixture(scope="module")
 def alone():
     return {
-        (method, seed): fleet.run(Config(seed=seed, method=method, **SETTINGS))
+        (method, seed): loop.run(Config(seed=seed, method=method, **SETTINGS))
         for method in ("grpo", "rs-sft")
         for seed in SEEDS
     }
@@ -27,13 +29,13 @@ def alone():
 
 def rows_of(grid: Grid) -> tuple[dict, dict]:
     """All rows of both tables."""
-    parts = [fleet.train_part(grid, number) for number in range(grid.parts)]
+    parts = [table_part.train_part(grid, number) for number in range(grid.parts)]
     return tuple({name: np.concatenate([part[i][name] for part in parts]) for name in parts[0][i]} for i in (0, 1))
 
 
-def check_same(runs: dict, history: dict, seed: int, result: fleet.Result) -> None:
+def check_same(runs: dict, history: dict, seed: int, result: result.Result) -> None:
     (place,) = np.flatnonzero(runs["seed"] == seed)
-    assert runs["logits_crc32"][place] == fleet._checksums(result.logits[-1][..., None])[0]
+    assert runs["logits_crc32"][place] == table_part._checksums(result.logits[-1][..., None])[0]
     for when, evaluation in (("before", result.before), ("after", result.after)):
         assert runs[f"{when}_successes"][place] == evaluation.successes
         assert runs[f"{when}_mean_actions"][place] == evaluation.mean_actions
@@ -72,7 +74,7 @@ def test_a_run_among_other_settings_is_the_run_alone_to_the_bit(alone):
 
 def test_episodes_in_a_block_are_those_alone(alone):
     settings = {"lr": np.full(64, 0.08), "clip": np.full(64, 0.2), "beta": np.full(64, 0.02)}
-    block = Block(fleet.sizes_of(Config()), np.arange(64), settings)
+    block = Block(sizes_of(Config()), np.arange(64), settings)
     for first, count in ((0, 20), (20, 5)):
         log, logits = block.record(np.arange(first, first + count))
         for seed in (0, 7):
@@ -128,25 +130,25 @@ def test_padding_repeats_the_last_run():
 
 
 def test_a_part_stops_between_chunks():
-    with pytest.raises(fleet.Stopped):
-        fleet.train_part(Grid.product([0], **SETTINGS), 0, stopped=lambda: True)
+    with pytest.raises(table_part.Stopped):
+        table_part.train_part(Grid.product([0], **SETTINGS), 0, stopped=lambda: True)
 
 
 TWO_DEVICES = """
 import jax, sys
-from jaxrl_mini import fleet
-from jaxrl_mini.grid import Grid
+from jaxrl_mini.sweeps import table_part
+from jaxrl_mini.sweeps.grid import Grid
 assert len(jax.devices()) == 2
 grid = Grid.product([0, 7, 12345], iterations=25, eval_episodes=40)
 for device in jax.devices():
-    print(*fleet.train_part(grid, 0, device=device)[0]["logits_crc32"])
+    print(*table_part.train_part(grid, 0, device=device)[0]["logits_crc32"])
 """
 
 
 def test_the_second_device_gives_the_same_bits(alone):
     environment = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
     output = run_python(TWO_DEVICES, environment)
-    expected = [str(fleet._checksums(alone["grpo", seed].logits[-1][..., None])[0]) for seed in SEEDS]
+    expected = [str(table_part._checksums(alone["grpo", seed].logits[-1][..., None])[0]) for seed in SEEDS]
     assert [line.split() for line in output.splitlines()] == [expected, expected]
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy.special import log_softmax
 
-from jaxrl_mini import evaluation, flow
-from jaxrl_mini.task import ACTIONS, MAX_STEPS, NUM_ACTIONS, NUM_VARIANTS, BinarySearchRepair
+from jaxrl_mini.exact import flow, success
+from jaxrl_mini.tasks.repair import ACTIONS, MAX_STEPS, NUM_ACTIONS, NUM_VARIANTS, BinarySearchRepair
 
 REPAIRED = np.array([0.0, 0.0, 0.0, 1.0])
 
@@ -75,7 +75,7 @@ def test_a_policy_that_reads_fixes_and_finishes_is_its_own_likeliest_episode():
 def test_the_flow_adds_up_to_the_exact_evaluation():
     logits = random_logits(5)
     found = flow.flow(flow.softmax(logits))
-    exact = evaluation.exact(log_softmax(np.moveaxis(logits, 0, -1), axis=1), REPAIRED)
+    exact = success.exact(log_softmax(np.moveaxis(logits, 0, -1), axis=1), REPAIRED)
     np.testing.assert_allclose(found.visits.sum(axis=(1, 2)), exact.mean_actions, atol=1e-12)
     np.testing.assert_allclose((found.submissions * REPAIRED).sum(axis=(1, 2)), exact.success_rate, atol=1e-12)
     ends = found.submissions.sum(axis=(1, 2)) + found.moves[:, -1].sum(axis=(1, 2))

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from jaxrl_mini.config import Config
-from jaxrl_mini.fleet import BLOCK, Block, history_of, sizes_of
+from jaxrl_mini.learning.block import BLOCK, Block, sizes_of
+from jaxrl_mini.learning.metrics import history_of
 
 SEEDS = 2 * BLOCK
 

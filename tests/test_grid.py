@@ -4,8 +4,8 @@ import sys
 import numpy as np
 import pytest
 
-from jaxrl_mini.config import MAX_SEED, UserError
-from jaxrl_mini.grid import BLOCK, Grid, history_iterations, parse_seeds
+from jaxrl_mini.config import BLOCK, MAX_SEED, UserError
+from jaxrl_mini.sweeps.grid import Grid, history_iterations, parse_seeds
 
 
 def every_run(grid: Grid) -> list[tuple[int, int, int]]:
@@ -158,5 +158,5 @@ def test_history_keeps_every_kth_iteration_and_the_last(iterations, every, kept)
 
 
 def test_a_grid_needs_no_jax():
-    code = "import jaxrl_mini.grid, sys; sys.exit('jax' in sys.modules)"
+    code = "import jaxrl_mini.sweeps.grid, sys; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

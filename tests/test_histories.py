@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from jaxrl_mini.histories import enumerate_histories, expectations, in_chunks, numbers_of
-from jaxrl_mini.task import ACTIONS, BinarySearchRepair
+from jaxrl_mini.exact.expectations import expectations
+from jaxrl_mini.tasks.histories import enumerate_histories, in_chunks, numbers_of
+from jaxrl_mini.tasks.repair import ACTIONS, BinarySearchRepair
 
 FINISH = ACTIONS.index("finish")
 ACCEPTED = np.array([0.0, 0.0, 0.0, 1.0])

@@ -17,27 +17,15 @@ import numpy as np
 import pytest
 from hostile import READERS, one_line, watched
 
-from jaxrl_mini import (
-    bias,
-    checkpoint,
-    commandline,
-    engine,
-    estimators,
-    fleet,
-    page,
-    play,
-    player,
-    recording,
-    replay,
-    report,
-    reproduce,
-    statistics,
-    sweep,
-    tiny_model,
-    train,
-)  # fmt: skip
+from jaxrl_mini import estimators, play, replay, report, reproduce, sweep, tiny_model, train
 from jaxrl_mini.config import Config, UserError
+from jaxrl_mini.exact import bias  # fmt: skip
+from jaxrl_mini.learning import checkpoint, loop
+from jaxrl_mini.machine import commandline
+from jaxrl_mini.pages import page
 from jaxrl_mini.policies import saved
+from jaxrl_mini.runs import player, recording
+from jaxrl_mini.sweeps import engine, statistics
 
 EXAMPLES, FIRST = (
     int(os.environ.get(name, default)) for name, default in (("HOSTILE_EXAMPLES", 2000), ("HOSTILE_FIRST", 0))
@@ -262,7 +250,7 @@ def listing(folder: Path) -> set[str]:
 def test_any_flags_are_refused_in_one_line_with_nothing_written_or_reach_the_computation(tmp_path, monkeypatch, name):
     module, flags, first = COMMANDS[name]
     for target, function in (
-        (fleet, "run"), (engine, "run_sweep"), (recording, "replay_errors"), (tiny_model, "make_tiny_model"),
+        (loop, "run"), (engine, "run_sweep"), (recording, "replay_errors"), (tiny_model, "make_tiny_model"),
         (statistics, "summarize"), (play, "play"), (player.TablePlayer, "evaluate"), (page, "render"), (bias, "judge"),
     ):  # fmt: skip
         monkeypatch.setattr(target, function, ran)

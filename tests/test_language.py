@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_language import plain_log_probs, prompt_after
 
-from jaxrl_mini import language_training
-from jaxrl_mini.histories import enumerate_histories, expectations
+from jaxrl_mini.exact.expectations import expectations
+from jaxrl_mini.learning import language_training
 from jaxrl_mini.policies import language, score_candidates
 from jaxrl_mini.policies.language import LanguagePolicy, draw, load_policy
 from jaxrl_mini.policies.prompts import CANDIDATES, PromptError, token_tree, tokenize_task
-from jaxrl_mini.task import ACTIONS, MAX_STEPS
+from jaxrl_mini.tasks.histories import enumerate_histories
+from jaxrl_mini.tasks.repair import ACTIONS, MAX_STEPS
 
 FINISH = ACTIONS.index("finish")
 

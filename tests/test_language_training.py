@@ -9,12 +9,15 @@ import pyarrow.parquet as pq
 import pytest
 from plain_language import plain_log_probs, prompt_after
 
-from jaxrl_mini import fleet, language_training, load_player, objective, records, rollout, sweep, training
+from jaxrl_mini import load_player, objective, sweep
 from jaxrl_mini.config import Config, UserError
-from jaxrl_mini.language_training import MICRO_BATCH, Run
+from jaxrl_mini.episodes import rollout
+from jaxrl_mini.learning import language_training, loop, training
+from jaxrl_mini.learning.language_training import MICRO_BATCH, Run
+from jaxrl_mini.learning.training import Sizes
 from jaxrl_mini.policies.language import load_policy
-from jaxrl_mini.task import NUM_ACTIONS
-from jaxrl_mini.training import Sizes
+from jaxrl_mini.runs import records
+from jaxrl_mini.tasks.repair import NUM_ACTIONS
 from jaxrl_mini.types import Settings
 
 SIZES = Sizes("grpo", groups=2, group_size=4, epochs=1)
@@ -144,11 +147,11 @@ def tiny(folder, **changes):
 
 @pytest.fixture(scope="module")
 def finished(tiny_folder):
-    return fleet.run(tiny(tiny_folder, exact_every=1))
+    return loop.run(tiny(tiny_folder, exact_every=1))
 
 
 def test_exact_evaluation_on_the_way_does_not_change_training(tiny_folder, finished):
-    other = fleet.run(tiny(tiny_folder, exact_every=2))
+    other = loop.run(tiny(tiny_folder, exact_every=2))
     for name in ("loss", "mean_kl", "entropy", "gradient_norm", "train_success_rate"):
         np.testing.assert_array_equal(other.history[name], finished.history[name])
     np.testing.assert_array_equal(other.packed_episodes, finished.packed_episodes)

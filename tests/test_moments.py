@@ -7,9 +7,10 @@ import numpy as np
 import oracle
 import pytest
 
-from jaxrl_mini import moments, rewards
 from jaxrl_mini.config import ADVANTAGES, AGGREGATIONS, UserError, Variant
-from jaxrl_mini.moments import Law
+from jaxrl_mini.episodes import rewards
+from jaxrl_mini.exact import moments
+from jaxrl_mini.exact.moments import Law
 
 SUCCESS = rewards.success_by_outcome(np.array([0.0, 0.0, 0.0, 1.0]), reward="verifier")
 UNIFORM = np.full((24, 6), -math.log(6))

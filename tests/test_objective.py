@@ -11,8 +11,8 @@ import oracle
 import pytest
 
 from jaxrl_mini import objective
+from jaxrl_mini.episodes.rollout import episodes_from_actions
 from jaxrl_mini.policies import table
-from jaxrl_mini.rollout import episodes_from_actions
 from jaxrl_mini.types import Credit, Settings
 
 UNIFORM = np.full((24, 6), -math.log(6))

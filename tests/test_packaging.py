@@ -74,7 +74,7 @@ def test_help_answers_without_importing_what_takes_time(command):
     done = process("-X", "importtime", "-m", "jaxrl_mini", *command.split(), "--help")
     assert done.returncode == 0 and done.stdout.startswith(f"usage: {f'jaxrl-mini {command}'.strip()} [-h]")
     imported = {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines()}
-    assert "jaxrl_mini.commandline" in imported
+    assert "jaxrl_mini.machine.commandline" in imported
     slow = {"jax", "numpy", "scipy", "optax", "flax", "transformers", "tqdm", "pyarrow", "matplotlib"}
     assert not imported & slow
 
@@ -163,7 +163,7 @@ def test_the_wheel_holds_the_package_with_its_data_and_nothing_else(built):
     package = {f"jaxrl_mini/{path.relative_to(ROOT / 'jaxrl_mini')}" for path in (ROOT / "jaxrl_mini").rglob("*.*")}
     package = {name for name in package if "__pycache__" not in name}
     assert {name for name in names if ".dist-info/" not in name} == package
-    assert {"jaxrl_mini/record.schema.json", "jaxrl_mini/py.typed"} <= names
+    assert {"jaxrl_mini/runs/record.schema.json", "jaxrl_mini/py.typed"} <= names
 
 
 def test_the_source_distribution_can_run_its_tests(built):
@@ -188,7 +188,8 @@ def test_the_wheel_works_where_the_checkout_is_not(built, tmp_path):
     zipfile.ZipFile(path).extractall(tmp_path)
     code = (
         "import json, jaxrl_mini; from importlib.resources import files; "
-        "print(json.dumps([jaxrl_mini.__file__, len(files(jaxrl_mini).joinpath('record.schema.json').read_text())]))"
+        "schema = files('jaxrl_mini.runs').joinpath('record.schema.json').read_text(); "
+        "print(json.dumps([jaxrl_mini.__file__, len(schema)]))"
     )
     done = process("-P", "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {code}", folder=tmp_path)
     place, size = json.loads(done.stdout)

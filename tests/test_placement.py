@@ -8,18 +8,20 @@ import sys
 
 import pytest
 
-from jaxrl_mini import fleet, recording, records
 from jaxrl_mini.config import Config, UserError
-from jaxrl_mini.hardware import cores
-from jaxrl_mini.placement import make_mesh
+from jaxrl_mini.learning import loop
+from jaxrl_mini.machine import files
+from jaxrl_mini.machine.hardware import cores
+from jaxrl_mini.machine.placement import make_mesh
+from jaxrl_mini.runs import recording, records
 
 FIGURES = ("loss", "mean_kl", "entropy", "gradient_norm", "train_success_rate")
 
 ON_EIGHT = """
 import json, sys, jax, numpy as np
 from jaxrl_mini.config import Config, UserError
-from jaxrl_mini.language_training import Run
-from jaxrl_mini.placement import make_mesh
+from jaxrl_mini.learning.language_training import Run
+from jaxrl_mini.machine.placement import make_mesh
 config = Config(backend="hf", model=sys.argv[1], lr=3e-3, groups=2, group_size=4, reward="public-test")
 run = Run(config, make_mesh("data=4,model=2"))
 kernel = run.state.params["h"]["attn"]["c_attn"]["kernel"][...]
@@ -48,7 +50,7 @@ def settings(folder, **changes):
 
 @pytest.fixture(scope="module")
 def alone(tiny_folder):
-    return fleet.run(Config(**settings(tiny_folder)))
+    return loop.run(Config(**settings(tiny_folder)))
 
 
 def test_eight_devices_learn_what_one_learns(tiny_folder, alone):
@@ -126,8 +128,8 @@ def test_flags_that_do_not_go_together_are_refused(train_command, flags, message
 def test_a_language_models_recording_replays(tiny_folder, tmp_path):
     """Bit for bit, and not if an episode or a reward is changed."""
     config = Config(**settings(tiny_folder, iterations=3, reward="verifier"))
-    with records.Output(tmp_path / "run.npz") as output:
-        recording.write(fleet.run(config), output)
+    with files.Output(tmp_path / "run.npz") as output:
+        recording.write(loop.run(config), output)
     recorded = recording.read(tmp_path / "run.npz")
     errors = recording.replay_errors(recorded)
     assert errors.pop("behavior_log_probs") < 1e-5

@@ -15,7 +15,7 @@ from jaxrl_mini import play
 from jaxrl_mini.config import Config, UserError
 from jaxrl_mini.policies.pretrained import load_checkpoint
 from jaxrl_mini.policies.saved import load_table, save_table
-from jaxrl_mini.task import ACTIONS
+from jaxrl_mini.tasks.repair import ACTIONS
 
 READ, FIX_LOW, FIX_HIGH, FINISH = (ACTIONS.index(name) for name in ("read", "fix_low", "fix_high", "finish"))
 
@@ -227,6 +227,6 @@ def test_a_disk_that_refuses_leaves_what_was_there(folder, tmp_path, monkeypatch
 
 
 def test_train_refuses_a_place_for_the_policy_before_it_trains(train_command, folder, monkeypatch):
-    monkeypatch.setattr("jaxrl_mini.fleet.run", None)
+    monkeypatch.setattr("jaxrl_mini.learning.loop.run", None)
     outcome = train_command("--save-policy", folder)
     assert outcome.code == 2 and "not empty" in outcome.err[0] and not Path("runs").exists()

@@ -14,8 +14,8 @@ from plain_language import plain_log_probs
 from safetensors.numpy import load_file, save_file
 
 from jaxrl_mini.config import UserError
-from jaxrl_mini.folders import check_destination
 from jaxrl_mini.policies import score_candidates
+from jaxrl_mini.policies.folders import check_destination
 from jaxrl_mini.policies.pretrained import CheckpointError, load_checkpoint, save_checkpoint
 from jaxrl_mini.policies.prompts import CANDIDATES
 

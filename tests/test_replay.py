@@ -10,8 +10,8 @@ import numpy as np
 import oracle
 import pytest
 
-from jaxrl_mini import recording
 from jaxrl_mini.config import UserError
+from jaxrl_mini.runs import recording
 
 NAMES = (
     "grpo-seed-7", "grpo-seed-19", "grpo-aggressive-seed-3", "rs-sft-seed-7", "rs-sft-seed-42", "rs-sft-sparse-seed-5"

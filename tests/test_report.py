@@ -14,12 +14,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxrl_mini import commandline, page, recording, records, report, sources, sweep, train
+from jaxrl_mini import report, sweep, train
 from jaxrl_mini.config import Config
-from jaxrl_mini.dataset import Dataset
-from jaxrl_mini.grid import Grid
-from jaxrl_mini.task import VARIANTS
-from jaxrl_mini.verifier import evaluation_verdicts, training_verdicts
+from jaxrl_mini.episodes.verifier import evaluation_verdicts, training_verdicts
+from jaxrl_mini.machine import commandline
+from jaxrl_mini.machine.files import Output
+from jaxrl_mini.pages import page, sources
+from jaxrl_mini.runs import recording, records
+from jaxrl_mini.sweeps.dataset import Dataset
+from jaxrl_mini.sweeps.grid import Grid, sweep_command
+from jaxrl_mini.tasks.repair import VARIANTS
 
 SMALL = ["--iterations", "3", "--groups", "2", "--group-size", "4", "--eval-episodes", "8"]
 
@@ -38,7 +42,7 @@ def report_command(command):
 def files(grpo_run, record, tmp_path):
     """A record and its recording, as `train` writes them."""
     (tmp_path / "run.json").write_text(json.dumps(record))
-    with records.Output(tmp_path / "run.npz") as output:
+    with Output(tmp_path / "run.npz") as output:
         recording.write(grpo_run, output)
     return tmp_path
 
@@ -213,14 +217,14 @@ def test_the_command_of_a_run_gives_its_config(value):
     ],
 )
 def test_the_command_of_a_sweep_gives_its_grid(command, grid, tmp_path):
-    words = shlex.split(commandline.sweep_command(grid, "--output", "x"))
+    words = shlex.split(sweep_command(grid, "--output", "x"))
     Dataset.create(tmp_path / "x", grid, {})
     outcome = command(sweep, *words[3:], "--shard", "999999/999999")  # nothing to compute; another grid is refused
     assert outcome.code == 0, outcome.err
 
 
 def test_a_grid_that_is_no_product_has_no_command():
-    assert commandline.sweep_command(Grid((Config(lr=0.1, clip=0.1), Config(lr=0.2, clip=0.3)), range(3))) is None
+    assert sweep_command(Grid((Config(lr=0.1, clip=0.1), Config(lr=0.2, clip=0.3)), range(3))) is None
 
 
 # What is refused
@@ -292,9 +296,9 @@ def test_files_that_no_report_wrote_stay(report_command, files):
 
 
 def test_without_its_libraries_the_report_names_the_extra(report_command, files, monkeypatch):
-    for name in [name for name in sys.modules if name.split(".")[0] == "jinja2" or name == "jaxrl_mini.page"]:
+    for name in [name for name in sys.modules if name.split(".")[0] == "jinja2" or name == "jaxrl_mini.pages.page"]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delattr("jaxrl_mini.page")
+    monkeypatch.delattr("jaxrl_mini.pages.page")
     monkeypatch.setitem(sys.modules, "jinja2", None)
     outcome = report_command("run.json")
     assert outcome.code == 2 and "jinja2" in outcome.err[0] and "[report]" in outcome.err[0]

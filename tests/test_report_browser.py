@@ -8,8 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxrl_mini import flow, page, recording, records, sources
-from jaxrl_mini.task import ACTIONS
+from jaxrl_mini.exact import flow
+from jaxrl_mini.machine import files
+from jaxrl_mini.pages import page, sources
+from jaxrl_mini.runs import recording, records
+from jaxrl_mini.tasks.repair import ACTIONS
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="this machine has no Chromium")
@@ -33,7 +36,7 @@ def folder(grpo_run, tmp_path_factory):
     """A report of a run with its recording, and one that says hostile things."""
     path = tmp_path_factory.mktemp("report")
     record = json.loads(json.dumps(records.build(grpo_run)))
-    with records.Output(path / "run.npz") as output:
+    with files.Output(path / "run.npz") as output:
         recording.write(grpo_run, output)
     odd = copy.deepcopy(record)
     odd["runtime"]["platform"] = odd["runtime"]["</dd><script>"] = (

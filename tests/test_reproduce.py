@@ -9,10 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxrl_mini import audit, evaluation, fleet, records, reproduce
+from jaxrl_mini import reproduce
 from jaxrl_mini.config import Config
+from jaxrl_mini.episodes import intervals
+from jaxrl_mini.learning import loop
+from jaxrl_mini.machine import runtime
+from jaxrl_mini.runs import audit, records
 
-RUN = fleet.run
+RUN = loop.run
 RESULTS = sorted((Path(__file__).parents[1] / "results").glob("*.json"))
 CONFIGS = {
     "grpo": Config(seed=3, iterations=3, eval_episodes=20, clip=0.02),  # so narrow that it clips
@@ -25,7 +29,7 @@ CONFIGS = {
 @pytest.fixture(scope="module")
 def runs():
     """Finished runs."""
-    return {name: fleet.run(config) for name, config in CONFIGS.items()}
+    return {name: loop.run(config) for name, config in CONFIGS.items()}
 
 
 @pytest.fixture
@@ -38,7 +42,7 @@ def record(runs):
 def check(command, tmp_path, runs, monkeypatch):
     """Runs the command on a record, without computing what the settings lead to again."""
     finished = {result.config: result for result in runs.values()}
-    monkeypatch.setattr(fleet, "run", finished.__getitem__)
+    monkeypatch.setattr(loop, "run", finished.__getitem__)
 
     def run(record, *flags):
         (tmp_path / "r.json").write_text(json.dumps(record))
@@ -131,19 +135,19 @@ def test_one_changed_digit_anywhere_is_found(check, runs, name, part):
 
 @pytest.mark.parametrize("changes", [{"seed": 4}, {"lr": 0.09, "effective_lr": 0.09}, {"clip": 0.03}, {"beta": 0.021}])
 def test_a_changed_setting_is_found_by_the_run(check, record, monkeypatch, changes):
-    monkeypatch.setattr(fleet, "run", RUN)
+    monkeypatch.setattr(loop, "run", RUN)
     outcome, lines = check({**record, "config": record["config"] | changes})
     assert outcome.code == 1 and lines[-1]["figures"] == 50
 
 
 @pytest.mark.parametrize("changes", [{"iterations": 4}, {"epochs": 3}, {"eval_episodes": 21}, {"lr": 0.09}])
 def test_a_changed_setting_that_the_figures_contradict_is_found_without_a_run(check, record, monkeypatch, changes):
-    monkeypatch.setattr(fleet, "run", None)
+    monkeypatch.setattr(loop, "run", None)
     assert check({**record, "config": record["config"] | changes})[0].code == 1
 
 
 def test_a_missing_or_added_row_is_found_without_a_run(check, record, monkeypatch):
-    monkeypatch.setattr(fleet, "run", None)
+    monkeypatch.setattr(loop, "run", None)
     for history in (record["history"][:-1], [*record["history"], record["history"][-1]]):
         outcome, lines = check({**record, "history": history})
         assert outcome.code == 1 and lines[0]["figure"] == "length of history" and lines[0]["expected"] == 3
@@ -186,7 +190,7 @@ def test_a_missing_or_added_row_is_found_without_a_run(check, record, monkeypatc
 def test_a_record_that_contradicts_itself_is_found_without_a_run(
     check, runs, monkeypatch, name, place, value, figure, expected
 ):
-    monkeypatch.setattr(fleet, "run", None)
+    monkeypatch.setattr(loop, "run", None)
     keys = [int(key) if key.isdigit() else key for key in place.split(".")]
     changed = put(records.build(runs[name]), keys, lambda _: value)
     for flags in ((), ("--static",)):
@@ -232,7 +236,7 @@ def test_the_interval_of_any_episodes_is_found_from_its_width_alone_and_no_other
         episodes = int(draw.integers(2, 2000))
         lengths = draw.integers(1, draw.integers(2, 8), episodes)
         total, squares = int(lengths.sum()), int((lengths**2).sum())
-        interval = evaluation.mean_interval(total, squares, episodes)
+        interval = intervals.mean_interval(total, squares, episodes)
         low, high = audit._nearest_mean_interval(interval, total, episodes)
         assert (low, high) == interval
         wider = audit._nearest_mean_interval((low - 1e-5, high + 1e-5), total, episodes)
@@ -254,7 +258,7 @@ def test_on_another_platform_or_version_figures_have_a_tolerance_and_counts_none
     there = elsewhere(record, **{name: OTHER[name]})
     outcome, lines = check(put(there, ("history", 1, "loss"), lambda loss: loss + 4e-4))
     assert outcome.code == 0 and lines[-1]["tolerance"] == 5e-4
-    assert lines[-1]["elsewhere"] == {name: [OTHER[name], records.runtime()[name]]} or name == "platform"
+    assert lines[-1]["elsewhere"] == {name: [OTHER[name], runtime.runtime()[name]]} or name == "platform"
     assert check(put(there, ("history", 1, "loss"), lambda loss: loss + 6e-4))[0].code == 1
     outcome, lines = check(put(there, ("history", 1, "mixed_groups"), lambda groups: groups + 1))
     assert outcome.code == 1
@@ -267,7 +271,7 @@ def test_what_has_no_influence_leaves_the_comparison_bit_for_bit(check, record, 
 
 
 def test_another_kernel_is_the_same_platform_and_threads_matter_to_a_language_model():
-    here = records.runtime() | {"platform": "Linux-6.18.44-fc-v782-x86_64-with-glibc2.36", "cores": 2}
+    here = runtime.runtime() | {"platform": "Linux-6.18.44-fc-v782-x86_64-with-glibc2.36", "cores": 2}
     there = {"runtime": here | {"platform": "Linux-5.4.0-1-x86_64-with-glibc2.36", "cores": 4}}
     assert audit.elsewhere(there, here, Config()) == {}
     assert audit.elsewhere(there, here, Config(backend="hf", model="m")) == {"cores": [4, 2]}
@@ -309,7 +313,7 @@ def test_what_is_no_json_is_refused_in_one_line(command, tmp_path, text):
 
 def test_all_files_are_read_before_anything_runs(check, command, record, monkeypatch):
     check(record)
-    monkeypatch.setattr(fleet, "run", None)
+    monkeypatch.setattr(loop, "run", None)
     assert command(reproduce, "r.json", "missing.json").code == 2
 
 

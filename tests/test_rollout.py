@@ -10,9 +10,9 @@ import oracle
 import pytest
 from scipy import stats
 
-from jaxrl_mini import rollout
+from jaxrl_mini.episodes import rollout
+from jaxrl_mini.episodes.rollout import EVALUATION, TRAINING, episodes_from_actions, grade, threefry2x32
 from jaxrl_mini.policies import table
-from jaxrl_mini.rollout import EVALUATION, TRAINING, episodes_from_actions, grade, threefry2x32
 from jaxrl_mini.types import Distribution
 
 MAX_SEED = 2**32 - 1

@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from jaxrl_mini import statistics
-from jaxrl_mini.engine import run_sweep
-from jaxrl_mini.grid import Grid
+from jaxrl_mini.sweeps import statistics
+from jaxrl_mini.sweeps.engine import run_sweep
+from jaxrl_mini.sweeps.grid import Grid
 
 
 def runs(success, finite=None, actions=4.0, to_90=-1):
@@ -118,7 +118,7 @@ def test_a_summary_is_that_of_the_rows(tmp_path):
 
 
 def test_a_summary_of_an_empty_folder_says_so(tmp_path):
-    from jaxrl_mini.dataset import Dataset
+    from jaxrl_mini.sweeps.dataset import Dataset
 
     summary = statistics.summarize(Dataset.create(tmp_path / "out", Grid.product(range(6)), {}))
     assert summary["runs"] == 0 and summary["settings"] == [] and "0 of 6 runs" in statistics.as_text(summary)

@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxrl_mini import fleet, sweep, train
-from jaxrl_mini.dataset import Dataset
-from jaxrl_mini.grid import Grid
+from jaxrl_mini import sweep, train
+from jaxrl_mini.sweeps import table_part
+from jaxrl_mini.sweeps.dataset import Dataset
+from jaxrl_mini.sweeps.grid import Grid
 
 SMALL = ["--iterations", "3", "--groups", "2", "--group-size", "4", "--eval-episodes", "8"]
 
@@ -156,7 +157,8 @@ def uninterrupted(tmp_path_factory):
 KILLED = """
 import os, pickle, random, signal, sys, time
 from pathlib import Path
-from jaxrl_mini import engine, fleet, sweep
+from jaxrl_mini import sweep
+from jaxrl_mini.sweeps import engine, table_part
 
 trained = pickle.loads(Path(sys.argv[1]).read_bytes())
 path, moments = Path(sys.argv[-1]), random.Random(0)
@@ -166,7 +168,7 @@ def stored_part(grid, number, **_):
     time.sleep(moments.uniform(0, 0.02))
     return trained[number]
 
-fleet.train_part = stored_part
+table_part.train_part = stored_part
 for kill in range(20):
     before, child = found(), os.fork()  # jax is imported, but not started
     if not child:
@@ -185,7 +187,7 @@ def test_a_sweep_killed_at_twenty_random_moments_loses_nothing(tmp_path):
     arguments = ["--seeds", "9600", "--iterations", "2", "--groups", "1", "--group-size", "2", "--eval-episodes", "2"]
     path, stored = tmp_path / "out", tmp_path / "trained"
     grid = Grid.product(range(9600), iterations=2, groups=1, group_size=2, eval_episodes=2)
-    stored.write_bytes(pickle.dumps([fleet.train_part(grid, number) for number in range(grid.parts)]))
+    stored.write_bytes(pickle.dumps([table_part.train_part(grid, number) for number in range(grid.parts)]))
     command = [sys.executable, "-W", "ignore", "-c", KILLED, str(stored), *arguments, "--output", str(path)]
     killing = subprocess.run(command, capture_output=True, text=True, check=False)
     outcomes = [line.split()[1:] for line in killing.stdout.splitlines() if line.startswith("killed")]

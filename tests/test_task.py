@@ -8,18 +8,17 @@ import numpy as np
 import oracle
 import pytest
 
-from jaxrl_mini.rollout import episodes_from_actions, grade
-from jaxrl_mini.task import (
+from jaxrl_mini.episodes.rollout import episodes_from_actions, grade
+from jaxrl_mini.tasks.repair import (
     ACTIONS,
     MAX_STEPS,
-    TABLES,
     VARIANTS,
     Artifact,
     BinarySearchRepair,
     binary_search,
-    compile_tables,
     public_test_passes,
 )
+from jaxrl_mini.tasks.tables import TABLES, compile_tables
 
 
 def test_the_actions_stand_in_the_order_of_the_recordings():

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from jaxrl_mini import tiny_model
-from jaxrl_mini.histories import enumerate_histories, expectations
+from jaxrl_mini.exact.expectations import expectations
 from jaxrl_mini.policies.language import load_policy
+from jaxrl_mini.tasks.histories import enumerate_histories
 
 
 def test_a_word_tokenizer_has_one_token_per_action(command, tmp_path):

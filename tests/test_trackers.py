@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxrl_mini import trackers
 from jaxrl_mini.config import UserError
+from jaxrl_mini.runs import trackers
 
 SHORT = ("--iterations", "23", "--eval-episodes", "20", "--seed", "5", "--output", "run.json")
 

@@ -10,15 +10,15 @@ import jax
 import jsonschema
 import pytest
 
-import jaxrl_mini
-from jaxrl_mini import fleet, records
 from jaxrl_mini.config import Config
+from jaxrl_mini.learning import loop
+from jaxrl_mini.runs import records
 
 SHORT = ("--iterations", 3, "--eval-episodes", 20)
 
 
 def schema() -> dict:
-    return json.loads(files(jaxrl_mini).joinpath("record.schema.json").read_text())
+    return json.loads(files("jaxrl_mini.runs").joinpath("record.schema.json").read_text())
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def never_run(monkeypatch):
     def refuse(*_, **__):
         raise AssertionError("it ran")
 
-    monkeypatch.setattr(fleet, "run", refuse)
+    monkeypatch.setattr(loop, "run", refuse)
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_any_other_file_is_refused_unless_overwrite_is_said(train_command, recor
         (tmp_path / "record.json").unlink()
     (tmp_path / "r.json").write_text(there)
     with monkeypatch.context() as patch:
-        patch.setattr(fleet, "run", None)
+        patch.setattr(loop, "run", None)
         outcome = train_command(*SHORT, "--output", "r.json")
     assert outcome.code == 2
     assert len(outcome.err) == 1 and "r.json" in outcome.err[0] and "--overwrite" in outcome.err[0]
@@ -262,7 +262,7 @@ def test_an_interrupted_run_leaves_nothing(train_command, tmp_path, monkeypatch)
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(fleet, "run", interrupted)
+    monkeypatch.setattr(loop, "run", interrupted)
     outcome = train_command("--output", "r.json", "--trajectories", "t.npz")
     assert (outcome.code, outcome.err) == (130, ["interrupted: nothing was written"])
     assert list(tmp_path.iterdir()) == []

@@ -10,9 +10,12 @@ import optax
 import oracle
 import pytest
 
-from jaxrl_mini import compilation, fleet, objective, training, verifier
+from jaxrl_mini import objective
 from jaxrl_mini.config import Config
-from jaxrl_mini.fleet import BLOCK, Block
+from jaxrl_mini.episodes import verifier
+from jaxrl_mini.learning import block, loop, metrics, training
+from jaxrl_mini.learning.block import BLOCK, Block
+from jaxrl_mini.machine import compilation
 from jaxrl_mini.policies import table
 from jaxrl_mini.types import Credit, Settings
 
@@ -26,7 +29,7 @@ def block_of(*configs: Config) -> Block:
         "clip": np.array([config.clip for config in configs]),
         "beta": np.array([config.beta for config in configs]),
     }
-    return Block(fleet.sizes_of(configs[0]), np.array([config.seed for config in configs]), settings)
+    return Block(block.sizes_of(configs[0]), np.array([config.seed for config in configs]), settings)
 
 
 def advanced(block: Block, count: int) -> tuple[training.Log, np.ndarray]:
@@ -37,7 +40,7 @@ def advanced(block: Block, count: int) -> tuple[training.Log, np.ndarray]:
 def history_of(block: Block, log: training.Log, logits: np.ndarray) -> dict[str, np.ndarray]:
     """The metrics of the iterations that a block has just run, [iteration, run]."""
     iterations = np.arange(block.iteration - len(logits), block.iteration)
-    return fleet.history_of(log, logits, iterations, block.settings, block.sizes)
+    return metrics.history_of(log, logits, iterations, block.settings, block.sizes)
 
 
 # Against the oracle
@@ -165,7 +168,7 @@ def test_the_exact_success_rate_of_an_iteration_is_that_of_the_policy_after_it(g
 
 def test_on_policy_no_ratio_is_outside_and_the_surrogate_is_zero_while_the_gradient_is_not():
     """With one epoch, the last optimizer step is the first after sampling."""
-    history = fleet.run(Config(epochs=1, iterations=20, clip=1e-4, beta=0.0, eval_episodes=1)).history
+    history = loop.run(Config(epochs=1, iterations=20, clip=1e-4, beta=0.0, eval_episodes=1)).history
     assert (history["ratio_outside_clip_fraction"] == 0).all()
     assert abs(history["loss"]).max() < 1e-6
     assert (history["gradient_norm"][history["mixed_groups"] > 0] > 1e-3).all()

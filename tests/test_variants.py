@@ -12,13 +12,19 @@ import numpy as np
 import oracle
 import pytest
 
-from jaxrl_mini import dataset, expected, fleet, moments, objective, recording, records, rewards, training, verifier
+from jaxrl_mini import objective
 from jaxrl_mini.config import ADVANTAGES, AGGREGATIONS, Config, Variant
-from jaxrl_mini.fleet import BLOCK, Block
-from jaxrl_mini.grid import Grid
+from jaxrl_mini.episodes import rewards, verifier
+from jaxrl_mini.episodes.rollout import episodes_from_actions
+from jaxrl_mini.exact import expected, moments
+from jaxrl_mini.learning import loop, metrics, training
+from jaxrl_mini.learning.block import BLOCK, Block, _start, settings_of, sizes_of
+from jaxrl_mini.machine import files
 from jaxrl_mini.objective.advantage import BY_NAME
 from jaxrl_mini.policies import table
-from jaxrl_mini.rollout import episodes_from_actions
+from jaxrl_mini.runs import recording, records
+from jaxrl_mini.sweeps import dataset, table_part
+from jaxrl_mini.sweeps.grid import Grid
 from jaxrl_mini.types import Credit, Settings
 
 UNIFORM = np.full((24, 6), -math.log(6))
@@ -283,10 +289,10 @@ def test_expected_credit_is_what_ever_larger_batches_tend_to(variant):
 
 def program(config: Config) -> str:
     """What would be compiled."""
-    sizes = fleet.sizes_of(config)
+    sizes = sizes_of(config)
     settings = jax.tree.map(lambda value: np.full(BLOCK, value, np.float32), Settings.of(config))
     reference, verdicts = table.initial_logits((BLOCK,)), verifier.training_verdicts(0, 20, config.groups)
-    data = *fleet._start(sizes), np.zeros(BLOCK, np.uint32), reference, settings, verdicts, 0, 20
+    data = *_start(sizes), np.zeros(BLOCK, np.uint32), reference, settings, verdicts, 0, 20
     return jax.jit(training.advance, static_argnames="sizes").lower(*data, sizes=sizes).as_text()
 
 
@@ -320,8 +326,8 @@ def test_a_run_with_options_is_the_same_in_its_recording_and_its_record(tmp_path
         kl="k2",
         entropy_bonus=0.01,
     )
-    result = fleet.run(config)
-    with records.Output(tmp_path / "run.npz") as output:
+    result = loop.run(config)
+    with files.Output(tmp_path / "run.npz") as output:
         recording.write(result, output)
     read = recording.read(tmp_path / "run.npz")
     assert dataclasses.replace(read.config, lr=None) == config
@@ -336,7 +342,7 @@ def test_a_run_with_options_is_the_same_in_its_recording_and_its_record(tmp_path
 
 def test_a_sweep_keeps_the_options_beside_every_run():
     grid = Grid.product(range(3), 0, reward=["public-test"], iterations=2)
-    runs, _ = fleet.train_part(grid, 0)
+    runs, _ = table_part.train_part(grid, 0)
     rows = dataset._table(runs, dataset.RUNS).to_pylist()
     for row in rows:
         assert row["reward"] == "public-test" and row["advantage"] == "group-std" and row["exact_gradient"] is False
@@ -349,7 +355,7 @@ def test_a_sweep_keeps_the_options_beside_every_run():
 
 def block_of(reward: str, runs: int, **settings) -> Block:
     config = Config(reward=reward, **settings)
-    return Block(fleet.sizes_of(config), np.arange(runs), fleet.settings_of([config] * runs))
+    return Block(sizes_of(config), np.arange(runs), settings_of([config] * runs))
 
 
 def trained(block: Block, iterations: int) -> Block:
@@ -362,7 +368,7 @@ def test_a_constant_reward_never_moves_the_parameters_whatever_the_beta():
     betas = [0.0, 1e-6, 0.02, 0.3, 1.0, 50.0, 1e6]
     config = Config(reward="constant")
     configs = [dataclasses.replace(config, beta=beta) for beta in betas]
-    block = trained(Block(fleet.sizes_of(config), np.arange(len(betas)), fleet.settings_of(configs)), 100)
+    block = trained(Block(sizes_of(config), np.arange(len(betas)), settings_of(configs)), 100)
     assert block.logits().tobytes() == np.zeros((24, 6, len(betas)), np.float32).tobytes()
 
 
@@ -383,7 +389,7 @@ def test_rewards_are_what_they_say():
     for reward in ("shuffled", "noisy:0.3", "public-test"):
         block = block_of(reward, BLOCK)
         log, logits = block.record(np.arange(1))
-        history = fleet.history_of(log, logits, np.arange(1), block.settings, block.sizes)
+        history = metrics.history_of(log, logits, np.arange(1), block.settings, block.sizes)
         actions = np.moveaxis(log.episodes.actions, 0, -1)[0]  # [group, episode, run, step]
         played = [oracle.play(row) for row in actions.reshape(-1, 6)]
         solved = np.array([e.submitted and e.low_fixed and e.high_fixed for e in played]).reshape(4, 8, BLOCK)

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl_mini import verifier
-from jaxrl_mini.task import VARIANTS
-from jaxrl_mini.verifier import EVALUATION, TRAINING, Inputs, draw_inputs, search, training_verdicts, verify
+from jaxrl_mini.episodes import verifier
+from jaxrl_mini.episodes.verifier import EVALUATION, TRAINING, Inputs, draw_inputs, search, training_verdicts, verify
+from jaxrl_mini.tasks.repair import VARIANTS
 
 ARTIFACTS = [(bool(low), bool(high)) for low, high in VARIANTS]
 

@@ -10,8 +10,8 @@ from functools import partial
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jaxrl_mini.machine.xla import stage, total
 from jaxrl_mini.types import Advantages
-from jaxrl_mini.xla import stage, total
 
 
 def outcome_advantages(successes: Float[Array, "group *run"], group_size: int) -> Advantages:

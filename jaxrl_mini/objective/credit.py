@@ -21,9 +21,10 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxrl_mini.config import DEFAULT_VARIANT, Variant
-from jaxrl_mini.task import MAX_STEPS, NUM_ACTIONS, NUM_STATES, NUM_VARIANTS
-from jaxrl_mini.types import CHOICE_BITS, CHOICE_MASK, Advantages, Credit, Episodes
-from jaxrl_mini.xla import pick, stage, total
+from jaxrl_mini.episodes.packed import CHOICE_BITS, CHOICE_MASK, Episodes
+from jaxrl_mini.machine.xla import pick, stage, total
+from jaxrl_mini.tasks.repair import MAX_STEPS, NUM_ACTIONS, NUM_STATES, NUM_VARIANTS
+from jaxrl_mini.types import Advantages, Credit
 
 
 def state_credit(

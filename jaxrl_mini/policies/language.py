@@ -22,12 +22,13 @@ from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from jaxrl_mini.histories import enumerate_histories, in_chunks
-from jaxrl_mini.placement import ONE_DEVICE, Placement
+from jaxrl_mini.machine.placement import ONE_DEVICE, Placement
 from jaxrl_mini.policies.gpt2 import GPT2, GPT2Config, KeysValues
 from jaxrl_mini.policies.pretrained import Checkpoint, load_checkpoint
 from jaxrl_mini.policies.prompts import PromptError, TaskTokens, TokenTree, token_tree, tokenize_task
-from jaxrl_mini.task import ACTIONS, MAX_STEPS, TABLES
+from jaxrl_mini.tasks.histories import enumerate_histories, in_chunks
+from jaxrl_mini.tasks.repair import ACTIONS, MAX_STEPS
+from jaxrl_mini.tasks.tables import TABLES
 from jaxrl_mini.types import AnyArray
 
 FINISH = ACTIONS.index("finish")

@@ -20,8 +20,9 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import PyTree
 
-from jaxrl_mini import files, folders
 from jaxrl_mini.config import MAX_COUNT, UserError
+from jaxrl_mini.machine import files
+from jaxrl_mini.policies import folders
 from jaxrl_mini.policies.gpt2 import ACTIVATIONS, GPT2, GPT2Config
 from jaxrl_mini.policies.prompts import Encode
 

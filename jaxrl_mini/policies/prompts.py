@@ -13,7 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxrl_mini.config import UserError
-from jaxrl_mini.task import ACTIONS, MAX_STEPS, NUM_ACTIONS, NUM_VARIANTS, TABLES, VARIANTS, BinarySearchRepair
+from jaxrl_mini.tasks.repair import ACTIONS, MAX_STEPS, NUM_ACTIONS, NUM_VARIANTS, VARIANTS, BinarySearchRepair
+from jaxrl_mini.tasks.tables import TABLES
 
 HEADER = (
     "Repair a binary search. Right is low = mid + 1 and high = mid - 1.\n"

@@ -9,9 +9,10 @@ import numpy as np
 import safetensors
 from jaxtyping import Float
 
-from jaxrl_mini import files, folders
 from jaxrl_mini.config import Config, UserError
-from jaxrl_mini.task import ACTIONS, NAME, NUM_ACTIONS, NUM_STATES
+from jaxrl_mini.machine import files
+from jaxrl_mini.policies import folders
+from jaxrl_mini.tasks.repair import ACTIONS, NAME, NUM_ACTIONS, NUM_STATES
 
 WEIGHTS = "policy.safetensors"
 LOGITS = "logits"

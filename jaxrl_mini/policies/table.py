@@ -6,9 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxrl_mini.task import NUM_ACTIONS, NUM_STATES
-from jaxrl_mini.types import Distribution
-from jaxrl_mini.xla import stage, total
+from jaxrl_mini.machine.xla import stage, total
+from jaxrl_mini.tasks.repair import NUM_ACTIONS, NUM_STATES
+from jaxrl_mini.types import AnyArray, Distribution
 
 UNIFORM_LOG_PROB = -float(np.log(NUM_ACTIONS))
 """The initial policy is uniform; it is the reference policy, too."""
@@ -79,3 +79,10 @@ def _through_softmax(
     gradient_sum: Float[Array, "state *run"],
 ) -> Float[Array, "state action *run"]:
     return gradient - probs * gradient_sum[:, None]
+
+
+def log_probs_of_logits(logits: Float[AnyArray, "24 6 *run"]) -> Float[np.ndarray, "24 6 *run"]:
+    """A table policy's log-probabilities, in float64."""
+    wide = np.asarray(logits, np.float64)
+    shifted = wide - wide.max(axis=1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))

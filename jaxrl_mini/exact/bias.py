@@ -1,0 +1,151 @@
+"""How far each estimator's expected gradient is from the exact one: rows of figures, a table, a plot."""
+
+import itertools
+from collections.abc import Sequence
+from typing import IO, Any
+
+import numpy as np
+from jaxtyping import Float
+from scipy.special import log_softmax
+
+from jaxrl_mini.config import KLS, Variant
+from jaxrl_mini.episodes import rewards
+from jaxrl_mini.exact import moments, success
+from jaxrl_mini.exact.moments import Moments
+
+Row = dict[str, Any]
+"""See `judge`."""
+
+
+def judge(
+    name: str,
+    logits: Float[np.ndarray, "24 6"],
+    accepted: Float[np.ndarray, " variant"],
+    *,
+    advantages: Sequence[str],
+    aggregations: Sequence[str],
+    groups: int,
+    group_size: int,
+    reward: str = "verifier",
+    step: float = 0.1,
+) -> list[Row]:
+    """Judges estimators at a policy, exactly.
+
+    Args:
+      name: of the policy.
+      logits: the policy.
+      accepted: the share of the verifier's inputs that accept each artifact.
+      advantages: of `config.ADVANTAGES`, each with each aggregation; rejection sampling is judged too.
+      aggregations: of `config.AGGREGATIONS`.
+      groups: in a batch.
+      group_size: episodes in a group.
+      reward: what the estimator sees; the truth is always the verifier's.
+      step: length of the step in the space of the logits.
+
+    Returns:
+      A row per estimator: policy, success (exact), what (`success`: compared with the gradient of the success
+      probability; `kl`: with that of KL(policy || uniform) between whole episodes, without advantage), advantage,
+      aggregation, kl, size (norm of the expected gradient by that of the exact one), cosine and angle in degrees
+      (between the two; NaN where one of them is 0), variance (trace of the covariance, of a batch, times its episodes),
+      signal_to_noise (norm of the expected gradient by the root of that variance), gain (what the step of that length
+      along the expected gradient adds to the exact success; against it, for a `kl` row).
+    """
+    log_probs = log_softmax(np.asarray(logits, np.float64), axis=1)
+    truth = moments.law_of(log_probs, rewards.success_by_outcome(accepted, reward="verifier"))
+    seen = moments.law_of(log_probs, rewards.success_by_outcome(accepted, reward=reward))
+    rows, episodes = [], groups * group_size
+
+    def add(exact: np.ndarray, found: Moments, variance: float, sign: float = 1.0, **labels: str) -> None:
+        size, norm = np.linalg.norm(exact), np.linalg.norm(found.mean)
+        # Below this, what is left of a gradient of 0 is rounding.
+        flat = min(size, norm) < 1e-14
+        cosine = np.nan if flat else min(1.0, max(-1.0, float((found.mean * exact).sum() / (size * norm))))
+        after = logits + sign * step * found.mean / norm if norm else logits
+        gain = float(success.exact_of_logits(after, accepted).success_rate) - truth.success
+        rows.append(
+            {
+                "policy": name,
+                "success": truth.success,
+                **labels,
+                "size": float(norm / size) if size else np.nan,
+                "cosine": cosine,
+                "angle": float(np.degrees(np.arccos(cosine))),
+                "variance": variance,
+                "signal_to_noise": float(norm / variance**0.5) if variance > 0 else np.nan,
+                "gain": gain if norm >= 1e-14 else 0.0,
+            }
+        )
+
+    for advantage, aggregation in itertools.product(advantages, aggregations):
+        found = moments.batch_moments(seen, groups, group_size, Variant(advantage, aggregation))
+        add(truth.gradient, found, episodes * found.variance, what="success", advantage=advantage,
+            aggregation=aggregation, kl="")  # fmt: skip
+    found = moments.batch_moments(seen, groups, group_size, Variant(), "rs-sft")
+    add(truth.gradient, found, episodes * found.variance, what="success", advantage="rs-sft",
+        aggregation="episode-mean", kl="")  # fmt: skip
+    reference = np.full(log_probs.shape, -np.log(log_probs.shape[1]))
+    exact = moments.episode_kl_gradient(np.exp(log_probs), reference)
+    for kl, aggregation in itertools.product(KLS, [one for one in aggregations if one != "step-mean"]):
+        found = moments.kl_moments(truth, reference, kl, aggregation)
+        add(exact, found, found.variance, sign=-1.0, what="kl", advantage="", aggregation=aggregation, kl=kl)
+    return rows
+
+
+def as_text(rows: Sequence[Row]) -> str:
+    """The rows as a table for people."""
+    head = (
+        "policy",
+        "success",
+        "of",
+        "estimator",
+        "aggregation",
+        "size",
+        "cosine",
+        "angle",
+        "variance",
+        "signal",
+        "gain",
+    )
+    table: list[tuple[str, ...]] = [head]
+    for row in rows:
+        table.append(
+            (
+                row["policy"], f"{row['success']:.4f}", row["what"], row["advantage"] or row["kl"], row["aggregation"],
+                *(_number(row[name], digits) for name, digits in (("size", 4), ("cosine", 6), ("angle", 2))),
+                *(_number(row[name], digits) for name, digits in (("variance", 5), ("signal_to_noise", 3))),
+                f"{row['gain']:+.5f}",
+            )
+        )  # fmt: skip
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in table
+    )
+
+
+def _number(value: float, digits: int) -> str:
+    return "-" if np.isnan(value) else f"{value:.{digits}f}"
+
+
+def plot(rows: Sequence[Row], file: IO[bytes], kind: str) -> None:
+    """Angle and signal of the estimators of success, a point per policy, as a picture; needs matplotlib."""
+    from matplotlib.figure import Figure
+
+    shown = [row for row in rows if row["what"] == "success"]
+    labels = list(dict.fromkeys(f"{row['advantage']}, {row['aggregation']}" for row in shown))
+    figure = Figure(figsize=(10, 1.5 + 0.28 * len(labels)), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    for policy in dict.fromkeys(row["policy"] for row in shown):
+        mine = [row for row in shown if row["policy"] == policy]
+        places = [labels.index(f"{row['advantage']}, {row['aggregation']}") for row in mine]
+        title = f"{policy} (success {mine[0]['success']:.3f})"
+        left.plot([row["angle"] for row in mine], places, "o", label=title, alpha=0.8)
+        right.plot([row["signal_to_noise"] for row in mine], places, "o", alpha=0.8)
+    left.set_yticks(range(len(labels)), labels)
+    left.invert_yaxis()
+    left.set_xlabel("degrees between expected and exact gradient")
+    right.set_xlabel("signal to noise, per episode")
+    right.set_xscale("log")
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+    figure.legend(loc="outside upper center", ncols=4, fontsize="small")
+    figure.savefig(file, format=kind)

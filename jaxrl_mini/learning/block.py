@@ -1,0 +1,138 @@
+"""Many table-policy runs at once, in blocks of one fixed shape; a single run is a block padded with copies.
+
+Float results can change with array shapes, so every run, alone or among thousands, goes through the same compiled
+programs at the same shapes: its numbers never depend on its neighbours.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+import jax
+import numpy as np
+from jaxtyping import Float, Int
+
+from jaxrl_mini.config import BLOCK, Config
+from jaxrl_mini.episodes import verifier
+from jaxrl_mini.learning import evaluation, training
+from jaxrl_mini.learning.evaluation import Evaluations
+from jaxrl_mini.learning.training import CHUNK, Log, Sizes, State
+from jaxrl_mini.machine import compilation
+from jaxrl_mini.policies import table
+from jaxrl_mini.tasks.repair import NUM_ACTIONS, NUM_VARIANTS
+from jaxrl_mini.types import Columns, Distribution, Settings
+
+
+class Block:
+    """Up to 64 runs that share a program, between two chunks of iterations.
+
+    Args:
+      sizes: the program.
+      seeds: uint32 [run].
+      settings: float [run] for each field of `Settings` that is in use.
+      device: where to compute; None is jax's default.
+    """
+
+    def __init__(self, sizes: Sizes, seeds: np.ndarray, settings: Columns, device: jax.Device | None = None):
+        if not 1 <= len(seeds) <= BLOCK:
+            raise ValueError(f"a block holds 1 to {BLOCK} runs, not {len(seeds)}")
+        self.sizes = sizes
+        self.runs = len(seeds)
+        padded = Settings(**{name: _padded(column, np.float32) for name, column in settings.items()})
+        data = (_padded(seeds, np.uint32), padded, *_start(sizes))
+        device = device or jax.config.values["jax_default_device"] or jax.devices()[0]
+        self.seeds, self.settings, self.state, self.log = jax.device_put(data, device)
+        self._reference = _reference(device)
+        self._program = program(sizes, tuple(name for name in Settings._fields if name in settings), device)
+        self.iteration = 0
+
+    @classmethod
+    def of_config(cls, config: Config) -> "Block":
+        """A block of one run."""
+        return cls(sizes_of(config), np.array([config.seed]), settings_of([config]))
+
+    def advance(self, count: int) -> None:
+        """Runs `count` iterations, to the end of their chunk of 20 at most."""
+        first = self.iteration - self.iteration % CHUNK
+        verdicts = verifier.training_verdicts(first, CHUNK, self.sizes.groups)
+        numbers = np.int32(self.iteration), np.int32(self.iteration + count)
+        data = (self.seeds, self._reference, self.settings, verdicts, *numbers)
+        self.state, self.log = self._program(self.state, self.log, *data)
+        self.iteration += count
+
+    def record(self, iterations: Int[np.ndarray, " iteration"]) -> tuple[Log, Float[np.ndarray, "iteration 24 6 run"]]:
+        """Runs to the last of some iterations of one chunk; returns the log of each, and the policies after each."""
+        logs, logits = [], []
+        for number in iterations.tolist():
+            self.advance(number + 1 - self.iteration)
+            logs.append(self.logged())
+            logits.append(self.logits())
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *logs), np.stack(logits)
+
+    def logged(self) -> Log:
+        """What the last iteration left behind, as NumPy arrays [..., run]."""
+        return jax.tree.map(lambda leaf: np.array(leaf)[..., : self.runs], self.log)
+
+    def go_on(self, state: State, iteration: int) -> None:
+        """Takes over the state of a like block after so many iterations."""
+        self.state, self.iteration = jax.device_put(state, self.seeds.device), iteration
+
+    def logits(self) -> np.ndarray:
+        """float32 [state, action, run]: the policies now."""
+        return np.array(self.state.params)[..., : self.runs]
+
+    def evaluate(self, episodes: int) -> Evaluations:
+        """Evaluates the policies over so many sampled episodes, and exactly."""
+        verdicts = verifier.evaluation_verdicts(episodes)
+        return evaluation.evaluate(self.logits(), np.asarray(self.seeds)[: self.runs], verdicts)
+
+
+def _padded(column: np.ndarray, kind: type[np.generic]) -> np.ndarray:
+    """A column of a whole block: runs that are not asked for are copies of the last."""
+    padded = np.full(BLOCK, column[-1], kind)
+    padded[: len(column)] = column
+    return padded
+
+
+def sizes_of(config: Config) -> Sizes:
+    """The program of a setting."""
+    return Sizes(config.method, config.groups, config.group_size, config.epochs, config.variant)
+
+
+def settings_of(configs: Sequence[Config]) -> Columns:
+    """The fields of `Settings` that runs of one program use, [run]."""
+    columns = zip(*(Settings.of(config) for config in configs), strict=True)
+    return {
+        name: np.array(column) for name, column in zip(Settings._fields, columns, strict=True) if None not in column
+    }
+
+
+@lru_cache(maxsize=64)
+def _start(sizes: Sizes) -> tuple[State, Log]:
+    """What every block starts from, as NumPy arrays: the uniform policy."""
+    logits = table.initial_logits((BLOCK,))
+    uniform = Distribution(np.full_like(logits, table.UNIFORM_LOG_PROB), np.full_like(logits, 1 / NUM_ACTIONS))
+    return training.initial_state(logits, uniform, (BLOCK,)), training.empty_log(sizes, (BLOCK,))
+
+
+def program(sizes: Sizes, used: tuple[str, ...], device: jax.Device) -> Callable[..., tuple[State, Log]]:
+    """`training.advance` for a block whose runs use these fields of `Settings`, compiled for a device."""
+    with _compiling:  # by one thread, while the others wait for it
+        return _compile(sizes, used, device)
+
+
+_compiling = threading.Lock()
+
+
+@lru_cache(maxsize=64)
+def _compile(sizes: Sizes, used: tuple[str, ...], device: jax.Device) -> Callable[..., tuple[State, Log]]:
+    settings = Settings(**{name: np.zeros(BLOCK, np.float32) for name in used})
+    verdicts = np.zeros((CHUNK, sizes.groups, NUM_VARIANTS), bool)
+    data = (np.zeros(BLOCK, np.uint32), table.initial_logits((BLOCK,)), settings, verdicts, np.int32(0), np.int32(0))
+    return compilation.compiled_once(training.advance, _start(sizes), *data, static=(sizes,), device=device)
+
+
+@lru_cache(maxsize=64)
+def _reference(device: jax.Device) -> jax.Array:
+    """The uniform policy is the reference, too."""
+    return jax.device_put(np.full_like(table.initial_logits((BLOCK,)), table.UNIFORM_LOG_PROB), device)

@@ -1,0 +1,1 @@
+"""What the rest stands on: XLA, compiled programs, devices, files, command lines."""

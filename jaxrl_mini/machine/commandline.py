@@ -1,0 +1,268 @@
+"""What the command lines share: flags from the `Config` fields, one-line errors, devices, the compilation cache."""
+
+import argparse
+import atexit
+import contextlib
+import dataclasses
+import gc
+import os
+import shlex
+import signal
+import sys
+import typing
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from jaxrl_mini.config import Config, UserError, expected
+
+if TYPE_CHECKING:
+    pass
+
+MAX_LINE = 1000
+MODULES = "python -m jaxrl_mini."
+_caller = ContextVar("_caller", default=MODULES)
+DEVICES = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "tpu": "tpu"}
+
+
+@contextlib.contextmanager
+def called_as(caller: str) -> Iterator[None]:
+    """What stands before the name of a command in its help and errors, in place of `MODULES`."""
+    before = _caller.set(caller)
+    try:
+        yield
+    finally:
+        _caller.reset(before)
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line, and whose help names the command as it was called.
+
+    Args:
+      command: `train`, say.
+      epilog: its examples, as `python -m jaxrl_mini.train ...`.
+      options: as of `argparse.ArgumentParser`.
+    """
+
+    def __init__(self, command: str, epilog: str = "", **options: Any):
+        super().__init__(
+            (_caller.get() + command).strip(),
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            epilog=epilog.replace(MODULES, _caller.get()),
+            **options,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        """Exits with code 2 and the message."""
+        self.exit(2, one_line(f"{self.prog}: error: {message}") + "\n")
+
+
+def one_line(message: str) -> str:
+    """The message with every run of white space as one space, and the middle of a very long one left out."""
+    line = " ".join(message.split())
+    return line if len(line) <= MAX_LINE else f"{line[: MAX_LINE // 2]} ... {line[-MAX_LINE // 2 :]}"
+
+
+def path(text: str) -> str:
+    """The type of flags that name a file or a folder."""
+    try:
+        usable = "\0" not in text and len(os.fsencode(text)) > 0
+    except UnicodeEncodeError:
+        usable = False
+    if not usable:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a name: expected that of a file or folder")
+    return text
+
+
+def number(kind: type, right: str) -> Callable[[str], Any]:
+    """The type of flags that take a number; `right` says in words which."""
+    return partial(_number, kind, right)
+
+
+def _number(kind: type, right: str, text: str) -> Any:
+    try:
+        return kind(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is out of range: expected {right}") from None
+
+
+def add_config_flags(parser: argparse.ArgumentParser, several: bool = False) -> None:
+    """One flag per field of `Config`, with its text and default; if asked, each but the seed takes several values."""
+    group = parser.add_argument_group("settings of the run")
+    for field in dataclasses.fields(Config):
+        if several and field.name == "seed":
+            continue
+        union = typing.get_args(field.type) or (field.type,)
+        kind = next(kind for kind in union if kind is not type(None))
+        shown = "" if field.default is None else f" [{field.default}]"
+        flag = "--" + field.name.replace("_", "-")
+        if kind is bool:
+            chosen, default = ([True], [False]) if several else (True, False)
+            group.add_argument(flag, action="store_const", const=chosen, default=default, help=field.metadata["help"])
+            continue
+        group.add_argument(
+            flag,
+            type=str if kind is str else number(kind, expected(field)),
+            nargs="+" if several else None,
+            default=[field.default] if several else field.default,
+            choices=field.metadata.get("choices"),
+            metavar=field.metadata.get("metavar", None if "choices" in field.metadata else kind.__name__.upper()),
+            help=field.metadata["help"] + shown,
+        )
+
+
+def add_device_flag(parser: argparse.ArgumentParser) -> None:
+    """The flag that `use_device` takes."""
+    parser.add_argument("--device", choices=DEVICES, help="where to compute [what jax finds: tpu, gpu, then cpu]")
+
+
+def add_mesh_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags that `use_processes` and `mesh_from` take."""
+    group = parser.add_argument_group("several devices, for a language model")
+    group.add_argument("--mesh", metavar="data=N,model=M", help="split rows over N devices and weights over M")
+    for name, kind, text in PROCESS_FLAGS:
+        group.add_argument(
+            f"--{name}", type=kind, metavar="HOST:PORT" if kind is str else "N", help=f"{text} [${_variable(name)}]"
+        )
+
+
+PROCESS_FLAGS = (
+    ("coordinator-address", str, "where the first of several processes listens"),
+    ("num-processes", int, "how many there are"),
+    ("process-id", int, "which of them this is, from 0"),
+)
+
+
+def _variable(flag: str) -> str:
+    return "JAX_" + flag.upper().replace("-", "_")
+
+
+def use_processes(arguments: argparse.Namespace) -> None:
+    """Joins the processes that the flags or the environment name, which then compute one run together.
+
+    Raises:
+      UserError: only some of the three are given, a number is out of range, or the processes do not meet.
+    """
+    values: dict[str, Any] = {}
+    for flag, kind, _ in PROCESS_FLAGS:
+        name, variable = flag.replace("-", "_"), _variable(flag)
+        value = getattr(arguments, name)
+        text = os.environ.get(variable)
+        if value is None and text is not None:
+            if kind is int and not (text.isascii() and text.isdigit()):
+                raise UserError(f"{variable} {text!r} is out of range: expected a whole number from 0")
+            value = kind(text)
+        values[name] = value
+    if all(value is None for value in values.values()):
+        return
+    missing = [flag for flag, _, _ in PROCESS_FLAGS if values[flag.replace("-", "_")] is None]
+    if missing:
+        raise UserError(f"--{missing[0]} is missing: several processes need {', '.join(f[0] for f in PROCESS_FLAGS)}")
+    if arguments.mesh is None:
+        raise UserError("--mesh is missing: several processes need one over all of their devices")
+    if not 0 <= values["process_id"] < values["num_processes"]:
+        raise UserError(
+            f"--process-id {values['process_id']} is out of range: expected 0 to {values['num_processes'] - 1}"
+        )
+    import jax
+
+    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM, and the run go on
+    try:
+        jax.distributed.initialize(**values)
+    except (RuntimeError, ValueError) as error:
+        raise UserError(f"--coordinator-address {values['coordinator_address']}: {error}") from error
+
+
+def mesh_from(arguments: argparse.Namespace) -> Any:
+    """The `jax.sharding.Mesh` of `--mesh`, or None."""
+    if arguments.mesh is None:
+        return None
+    from jaxrl_mini.machine.placement import make_mesh
+
+    return make_mesh(arguments.mesh)
+
+
+def config_from(arguments: argparse.Namespace) -> Config:
+    """The `Config` in parsed flags."""
+    return Config(**{field.name: getattr(arguments, field.name) for field in dataclasses.fields(Config)})
+
+
+def train_command(config: Config, *more: str) -> str:
+    """The command that trains this run again, with further arguments at its end."""
+    words = ["--seed", str(config.seed)]
+    for field in dataclasses.fields(Config):
+        value = getattr(config, field.name)
+        if field.name != "seed" and value != field.default:
+            words += ["--" + field.name.replace("_", "-"), str(value)]
+    return shlex.join(["python", "-m", "jaxrl_mini.train", *words, *more])
+
+
+def use_device(name: str | None) -> None:
+    """Makes jax compute on the named kind of device, and keep what it compiles in the user's cache folder.
+
+    Raises:
+      UserError: there is no such device; the message names those there are.
+    """
+    import jax
+
+    from jaxrl_mini.machine.compilation import use_compilation_cache
+
+    if name is not None and DEVICES[name] == "cpu":
+        jax.config.update("jax_platforms", "cpu")
+    elif name is not None:
+        try:
+            jax.config.update("jax_default_device", jax.devices(DEVICES[name])[0])
+        except RuntimeError as error:
+            there = sorted({device.platform for device in jax.devices()})
+            raise UserError(f"--device {name} is not there: this machine offers {', '.join(there)}") from error
+    use_compilation_cache()
+
+
+def run_command(command: Callable[[list[str]], int | None], arguments: list[str] | None = None) -> NoReturn:
+    """Runs a command line and exits: 0 or what it returns, 2 with one line on bad input, 130 on Ctrl-C.
+
+    Without arguments it takes those of the process, which then is its own.
+    """
+    code: Any = 1
+    if arguments is None:
+        arguments = sys.argv[1:]
+        atexit.register(lambda: _end(code))  # what is registered first is called last
+    gc.set_threshold(1_000_000)  # imports make hundreds of thousands of objects, all of which stay
+    try:
+        code = command(arguments)
+        sys.stdout.flush()
+    except SystemExit as ending:
+        code = ending.code
+    except UserError as error:
+        code = _refuse(str(error))
+    except KeyboardInterrupt as interruption:
+        print(f"interrupted: {str(interruption) or 'nothing was written'}", file=sys.stderr)
+        code = 128 + getattr(interruption, "number", signal.SIGINT)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    except OSError as error:
+        code = _refuse(f"the system refused: {error}")
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("jaxrl_mini"):
+            raise
+        advice = f"in an environment that has it, or pip install {error.name} in this one"
+        code = _refuse(f"{sys.executable} has no {error.name}: run the command {advice}")
+    except MemoryError:
+        code = _refuse("not enough memory: ask for less at once")
+    sys.exit(code)
+
+
+def _end(code: int | None) -> NoReturn:
+    """Ends the process, where Python would first take apart whatever was imported: half a second."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(code or 0)
+
+
+def _refuse(message: str) -> int:
+    print(one_line(f"error: {message}"), file=sys.stderr)
+    return 2

@@ -1,0 +1,1 @@
+"""The report: what it is made of, its pictures, its page."""

@@ -1,0 +1,119 @@
+"""A kept policy of either kind, ready to play: what it would do after any actions, an episode, and its figures."""
+
+import abc
+import dataclasses
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+from scipy.special import softmax
+
+from jaxrl_mini.config import BLOCK, Config, UserError
+from jaxrl_mini.episodes import rollout, verifier
+from jaxrl_mini.episodes.packed import Episodes
+from jaxrl_mini.learning import evaluation
+from jaxrl_mini.learning.evaluation import Evaluation
+from jaxrl_mini.policies import folders
+from jaxrl_mini.policies.saved import load_table
+from jaxrl_mini.tasks.repair import MAX_STEPS, NUM_VARIANTS
+from jaxrl_mini.tasks.tables import TABLES
+
+
+class Player(abc.ABC):
+    """What the two kinds of policy have in common."""
+
+    @abc.abstractmethod
+    def probabilities(self, actions: Sequence[int]) -> Float[np.ndarray, " action"]:
+        """Of the six actions, after those that an open episode has taken."""
+
+    @abc.abstractmethod
+    def episode(self, seed: int) -> list[int]:
+        """The actions of the first evaluation episode of a seed."""
+
+    @abc.abstractmethod
+    def evaluate(self, episodes: int, seed: int) -> Evaluation:
+        """Plays evaluation episodes, and computes their expectations exactly.
+
+        With the seed and the episodes of the run that made the policy: the figures after training in its record.
+        """
+
+
+def load_player(folder: str | os.PathLike[str]) -> Player:
+    """Reads what `train --save-policy` wrote, or a Hugging Face checkpoint.
+
+    Raises:
+      UserError: the folder cannot be read as either.
+    """
+    if not Path(folder).is_dir():
+        raise UserError(f"policy {str(folder)!r} is not a folder: give one that train --save-policy wrote")
+    if (Path(folder) / folders.TABLE).exists():
+        return TablePlayer(load_table(folder)[0])
+    return LanguagePlayer(folder)
+
+
+class TablePlayer(Player):
+    """A table of logits, float32 [state, action]."""
+
+    def __init__(self, logits: Float[np.ndarray, "24 6"]):
+        self.logits = logits
+        self.probs = softmax(logits.astype(np.float64), axis=1)
+
+    def probabilities(self, actions: Sequence[int]) -> Float[np.ndarray, " action"]:
+        """See `Player`."""
+        variant = 0
+        for step, action in enumerate(actions):
+            variant = TABLES.next_variant[step, variant, action]
+        return self.probs[len(actions) * NUM_VARIANTS + variant]
+
+    def episode(self, seed: int) -> list[int]:
+        """See `Player`."""
+        probs = jnp.asarray(self.probs, jnp.float32)
+        played = rollout.rollout(
+            probs, jnp.uint32(seed), jnp.int32(0), stream=rollout.EVALUATION, groups=1, group_size=1
+        )
+        return _taken(Episodes(np.asarray(played.packed)).actions)
+
+    def evaluate(self, episodes: int, seed: int) -> Evaluation:
+        """See `Player`."""
+        copies = np.repeat(self.logits[..., None], BLOCK, axis=-1)
+        seeds = jnp.full(BLOCK, seed, jnp.uint32)
+        return evaluation.evaluate(copies, seeds, verifier.evaluation_verdicts(episodes))[0]
+
+
+class LanguagePlayer(Player):
+    """A language model's checkpoint folder."""
+
+    def __init__(self, folder: str | os.PathLike[str]):
+        from jaxrl_mini.policies.language import load_policy  # imports flax, for which a table should not wait
+
+        self.folder = str(folder)
+        self.policy, self.checkpoint = load_policy(self.folder)
+        self._log_probs = jax.jit(self.policy.log_probs)
+
+    def probabilities(self, actions: Sequence[int]) -> Float[np.ndarray, " action"]:
+        """See `Player`."""
+        padded = np.full((MAX_STEPS, 1), -1, np.int32)
+        padded[: len(actions), 0] = actions
+        return np.exp(np.asarray(self._log_probs(self.checkpoint.params, padded)[len(actions), 0]))
+
+    def episode(self, seed: int) -> list[int]:
+        """See `Player`."""
+        uniforms = jnp.stack(rollout.draw_uniforms(jnp.uint32(seed), rollout.EVALUATION, jnp.int32(0), 1, 1))
+        actions, _ = jax.jit(self.policy.sample)(self.checkpoint.params, uniforms.reshape(MAX_STEPS, 1))
+        return _taken(actions)
+
+    def evaluate(self, episodes: int, seed: int) -> Evaluation:
+        """See `Player`; without `exact_mean_kl`, since nothing tells the policy that training started from."""
+        from jaxrl_mini.learning.language_training import Run
+
+        run = Run(Config(backend="hf", model=self.folder, seed=seed, eval_episodes=episodes))
+        return dataclasses.replace(run.evaluate(), exact_mean_kl=None)
+
+
+def _taken(actions: Array | np.ndarray) -> list[int]:
+    """The actions of an episode up to its end."""
+    return [action for action in np.asarray(actions).ravel().tolist() if action >= 0]

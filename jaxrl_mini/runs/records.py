@@ -1,0 +1,112 @@
+"""Run records: what is in them, how they are written whole or not at all, and how they are read back."""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxrl_mini.config import Config, UserError, differences
+from jaxrl_mini.learning.evaluation import Evaluation
+from jaxrl_mini.learning.result import Result
+from jaxrl_mini.machine import files
+from jaxrl_mini.machine.files import Output
+from jaxrl_mini.machine.runtime import runtime
+
+SCHEMA_VERSION = 1
+SCOPE = (
+    "One run on one small, fully observable task with a private verifier. It shows how a training loop behaves "
+    "here, exactly; it says nothing about agents in open environments."
+)
+
+
+def build(result: Result) -> dict[str, Any]:
+    """The record of a run, as plain data (see `record.schema.json` beside this file)."""
+    columns = {name: column.tolist() for name, column in result.history.items()}
+    history = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    return finite(
+        {
+            "schema_version": SCHEMA_VERSION,
+            "scope": SCOPE,
+            "config": result.config.to_dict(),
+            "runtime": runtime(),
+            "before": summary(result.before),
+            "after": summary(result.after),
+            "history": history,
+            "timing": dict(result.timing),
+        }
+    )
+
+
+def summary(evaluation: Evaluation) -> dict[str, Any]:
+    """An evaluation's figures, each with its 95 % interval and its exact twin."""
+    return {
+        "episodes": evaluation.episodes,
+        "successes": evaluation.successes,
+        "success_rate": evaluation.success_rate,
+        "success_rate_interval": evaluation.success_rate_interval,
+        "exact_success_rate": evaluation.exact_success_rate,
+        "mean_actions": evaluation.mean_actions,
+        "mean_actions_interval": evaluation.mean_actions_interval,
+        "exact_mean_actions": evaluation.exact_mean_actions,
+        **({} if evaluation.exact_mean_kl is None else {"exact_mean_kl": evaluation.exact_mean_kl}),
+    }
+
+
+def finite(value: Any) -> Any:
+    """`value` with tuples as lists, and None in place of what JSON cannot say (NaN and the infinities)."""
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def check_replaceable(path: str | Path, config: Config) -> None:
+    """Refuses to replace a file that is not a record of the same config.
+
+    Raises:
+      UserError: the file is something else, or a record of another config.
+    """
+    try:
+        if not Path(path).is_file():
+            return
+        there = read(path)["config"]
+    except OSError as error:
+        raise UserError(f"output {path} cannot be written ({error.strerror}): choose another place") from error
+    except UserError as error:
+        raise UserError(f"output {path} exists and is no record: name another file or use --overwrite") from error
+    if odd := differences(there, config.to_dict()):
+        raise UserError(f"output {path} holds another run ({odd}): name another file or use --overwrite")
+
+
+def write(record: Mapping[str, Any], output: Output) -> None:
+    """Writes a record as JSON."""
+    text = json.dumps(record, indent=1, allow_nan=False) + "\n"
+    output.commit(lambda file: file.write(text.encode()))
+
+
+def read(path: str | Path) -> dict[str, Any]:
+    """Reads a record back.
+
+    Raises:
+      UserError: the file cannot be read, or is not a record of a schema this version knows.
+    """
+    try:
+        data = json.loads(files.read(path), parse_constant=_finite, parse_int=_finite, parse_float=_finite)
+    except OSError as error:
+        raise UserError(f"record {path} cannot be read ({error.strerror})") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"record {path} is not JSON with finite numbers") from error
+    if not isinstance(data, dict) or data.get("schema_version") != SCHEMA_VERSION:
+        raise UserError(f"record {path} is not of schema version {SCHEMA_VERSION}")
+    if not isinstance(data.get("config"), dict) or not isinstance(data.get("history"), list):
+        raise UserError(f"record {path} lacks its config or history")
+    return data
+
+
+def _finite(text: str) -> int | float:
+    """Reads a number that float64 holds."""
+    if not math.isfinite(float(text)):
+        raise ValueError(f"{text} is not finite")
+    return int(text) if text.lstrip("-").isdigit() else float(text)

@@ -1,0 +1,1 @@
+"""The task in readable Python, its transition tables, its histories."""
