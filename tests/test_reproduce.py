@@ -4,6 +4,9 @@ import copy
 import itertools
 import json
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +16,7 @@ from jaxrl_mini import reproduce
 from jaxrl_mini.config import Config
 from jaxrl_mini.episodes import intervals
 from jaxrl_mini.learning import loop
-from jaxrl_mini.machine import runtime
+from jaxrl_mini.machine import hardware, runtime
 from jaxrl_mini.runs import audit, records
 
 RUN = loop.run
@@ -250,7 +253,10 @@ def elsewhere(record, **runtime):
     return {**record, "runtime": record["runtime"] | runtime}
 
 
-OTHER = {"jax": "0.10.1", "processor": "another", "platform": "Linux-6.1-aarch64-with-glibc2.36", "device_kind": "H200"}
+OTHER = {
+    "jax": "0.10.1", "processor": "another", "platform": "Linux-6.1-aarch64-with-glibc2.36", "device_kind": "H200",
+    "vector_instructions": "sse sse2", "numpy_dispatch": "",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", OTHER)
@@ -262,6 +268,24 @@ def test_on_another_platform_or_version_figures_have_a_tolerance_and_counts_none
     assert check(put(there, ("history", 1, "loss"), lambda loss: loss + 6e-4))[0].code == 1
     outcome, lines = check(put(there, ("history", 1, "mixed_groups"), lambda groups: groups + 1))
     assert outcome.code == 1
+
+
+def test_a_record_that_does_not_say_what_decided_its_bits_has_a_tolerance(check, record):
+    for name in ("vector_instructions", "numpy_dispatch"):
+        del record["runtime"][name]
+    outcome, lines = check(put(record, ("history", 1, "loss"), last_digit))
+    assert outcome.code == 0 and set(lines[-1]["elsewhere"]) == {"vector_instructions", "numpy_dispatch"}
+
+
+def test_numpy_says_what_it_was_told_to_leave():
+    used = hardware.numpy_dispatch().split()
+    said = "from jaxrl_mini.machine import hardware; print(hardware.numpy_dispatch())"
+    if not used:
+        assert not np._core._multiarray_umath.__cpu_features__.get("X86_V3")
+        return
+    environment = {**os.environ, "NPY_DISABLE_CPU_FEATURES": used[-1]}
+    done = subprocess.run([sys.executable, "-c", said], env=environment, check=True, capture_output=True, text=True)
+    assert done.stdout.split() == used[:-1]
 
 
 @pytest.mark.parametrize("change", [{"python": "3.12.1"}, {"cores": 99}, {"git_commit": "0" * 40}, {"device_count": 8}])

@@ -59,7 +59,7 @@ def test_the_schema_is_strict(record_of):
         part["extra"] = 1
         assert not validator.is_valid(record)
         del part["extra"]
-        for name in list(part):
+        for name in {*part} - {"vector_instructions", "numpy_dispatch"}:  # older records do not say
             value = part.pop(name)
             assert not validator.is_valid(record), name
             part[name] = value

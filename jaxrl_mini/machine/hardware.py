@@ -4,6 +4,9 @@ import os
 import platform
 from pathlib import Path
 
+VECTORS = ("sse", "avx", "fma", "f16c", "amx", "asimd", "sve", "neon")
+"""What the names of vector instructions begin with."""
+
 
 def use_one_thread_per_call() -> None:
     """Makes each call of a compiled program run on the thread that calls it, where jax has not started yet.
@@ -37,7 +40,19 @@ def processor() -> str:
 
 def instructions() -> str:
     """The names of the instruction sets that this machine has, where the system tells."""
-    return _first_processor("flags")
+    return _first_processor("flags") or _first_processor("Features")
+
+
+def vector_instructions() -> str:
+    """Those of them that compute with floats, in order: compilers choose among them, and bits follow."""
+    return " ".join(sorted(name for name in instructions().split() if name.startswith(VECTORS)))
+
+
+def numpy_dispatch() -> str:
+    """The instruction sets that NumPy found here and was not told to leave: its functions differ by them."""
+    from numpy._core._multiarray_umath import __cpu_dispatch__, __cpu_features__
+
+    return " ".join(name for name in __cpu_dispatch__ if __cpu_features__[name])
 
 
 def _first_processor(field: str) -> str:

@@ -22,6 +22,8 @@ def runtime() -> dict[str, Any]:
         **{package: _version(package) for package in PACKAGES},
         "platform": platform.platform(),
         "processor": hardware.processor(),
+        "vector_instructions": hardware.vector_instructions(),
+        "numpy_dispatch": hardware.numpy_dispatch(),
         "cores": hardware.cores(),
         "device_kind": devices[0].device_kind,
         "device_platform": devices[0].platform,
