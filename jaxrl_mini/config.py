@@ -21,6 +21,11 @@ LANGUAGE_ONLY = ("model", "dtype", "micro_batch", "exact_every")
 GRADIENT_ONLY = ("advantage", "aggregation", "surrogate", "clip_high", "kl", "entropy_bonus")
 """Settings that have no use with rejection sampling."""
 DEFAULT_LR = {"table": 0.08, "hf": 1e-6}
+MICRO_BATCH = 4
+"""Episodes of a language model's update at once, by default: on a CPU, faster than more, since their arrays stay in its
+caches."""
+EXACT_EVERY = 10
+"""Iterations between a language model's exact evaluations, by default."""
 MAX_SEED = 2**32 - 1
 MAX_COUNT = 2**31 - 1
 HISTORY_EVERY = f"a whole number from 0 to {MAX_COUNT}"
@@ -166,6 +171,11 @@ class Config:
     def variant(self) -> Variant:
         """The choices of the gradient's estimator."""
         return Variant(*(getattr(self, name) for name in Variant._fields))
+
+    def evaluates(self, iteration: Any) -> Any:
+        """Whether the policy is evaluated exactly after an iteration, counted from 0, or after each of an array."""
+        every = 1 if self.backend == "table" else self.exact_every or EXACT_EVERY
+        return ((iteration + 1) % every == 0) | (iteration + 1 == self.iterations)
 
     def to_dict(self) -> dict[str, Any]:
         """The settings as plain data, with `effective_lr` beside them."""

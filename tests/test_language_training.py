@@ -169,7 +169,7 @@ def test_a_sweep_holds_the_runs_of_its_seeds(tiny_folder, finished, command, tmp
     seven, eight = sorted(runs, key=lambda row: row["seed"])
     assert seven["after_exact_success_rate"] == finished.after.exact_success_rate
     assert seven["last_loss"] == finished.history["loss"][-1] and seven["finite"]
-    assert eight["logits_crc32"] != seven["logits_crc32"]
+    assert eight["logits_crc32"] != seven["logits_crc32"] == finished.logits_crc32
     mine = [row["exact_success_rate"] for row in history if row["seed"] == 7]
     assert mine == finished.history["exact_success_rate"].tolist()
 

@@ -118,6 +118,20 @@ def test_the_committed_records_hold_in_themselves(command, path):
     assert command(reproduce, "--static", path).code == 0
 
 
+def test_a_record_of_before_there_were_checksums_holds(check, record):
+    del record["logits_crc32"]
+    assert check(record)[0].code == check(record, "--static")[0].code == 0
+
+
+def test_another_final_policy_is_found_where_bits_can_agree(check, record):
+    other = record | {"logits_crc32": record["logits_crc32"] ^ 1}
+    outcome, lines = check(other)
+    assert outcome.code == 1 and lines[0]["figure"] == "logits_crc32"
+    elsewhere = other | {"runtime": {**other["runtime"], "jax": "0.0.1"}}
+    outcome, lines = check(elsewhere)
+    assert outcome.code == 0 and lines[0]["tolerance"] == audit.TOLERANCE
+
+
 # One digit
 
 
@@ -217,7 +231,7 @@ def test_a_batch_without_success_teaches_rs_sft_nothing(check, runs):
 def test_exact_figures_of_a_language_model_stand_where_they_are_due(record):
     """Every third iteration and the last: the first and second, and the fourth of four, are not all due."""
     config = Config(backend="hf", model="m", iterations=4, exact_every=3)
-    due = [audit._is_evaluated(number, config) for number in range(4)]
+    due = [config.evaluates(number) for number in range(4)]
     assert due == [False, False, True, True]
 
 

@@ -61,7 +61,7 @@ def test_the_schema_is_strict(record_of):
         del part["extra"]
         for name in {*part} - {"vector_instructions", "numpy_dispatch"}:  # older records do not say
             value = part.pop(name)
-            assert not validator.is_valid(record), name
+            assert validator.is_valid(record) == (name == "logits_crc32"), name  # which older records lack
             part[name] = value
     assert validator.is_valid(record)
 

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxrl_mini import objective
-from jaxrl_mini.config import Config, UserError
+from jaxrl_mini.config import MICRO_BATCH, Config, UserError
 from jaxrl_mini.episodes import rollout, verifier
 from jaxrl_mini.episodes.packed import Episodes
 from jaxrl_mini.episodes.rewards import rewards_of
@@ -35,10 +35,6 @@ from jaxrl_mini.tasks.histories import enumerate_histories, numbers_of
 from jaxrl_mini.tasks.repair import MAX_STEPS, NUM_ACTIONS
 from jaxrl_mini.types import AnyArray, Seeds, Settings
 
-MICRO_BATCH = 4
-"""Episodes of an update at once, by default: on a CPU, faster than more, since their arrays stay in its caches."""
-EXACT_EVERY = 10
-"""Iterations between exact evaluations, by default."""
 EVALUATED_AT_ONCE = 32
 """Episodes played at once in a sampled evaluation; a batch of the default size shares the compiled program."""
 
@@ -298,10 +294,9 @@ def run(
     before = past.before if past else one.evaluate()
     rows, lefts, reported = list[History](), list[History](), 0
     started, compiled = time.perf_counter(), compilation.seconds()
-    every = config.exact_every or EXACT_EVERY
     if past:
         one.go_on(past.state, past.iteration)
-        if one.iteration < config.iterations and one.iteration % every:
+        if not config.evaluates(one.iteration - 1):
             past.history["exact_success_rate"][-1] = np.nan  # it was the last iteration, and is no longer
         rows, lefts, reported = past.history_by(training.CHUNK), [past.left], 1
         started, compiled = started - sum(past.seconds), compiled - past.seconds[0]
@@ -313,8 +308,7 @@ def run(
 
     while one.iteration < config.iterations:
         metrics, episodes, rewarded, behavior = one.advance()
-        last = one.iteration == config.iterations
-        due = last or one.iteration % every == 0
+        last, due = one.iteration == config.iterations, config.evaluates(one.iteration - 1)
         rows.append({**metrics, "exact_success_rate": np.array([one.exact_success_rate() if due else np.nan])})
         left = {"packed": episodes, "rewards": rewarded, "behavior": of_taken(behavior, Episodes(episodes))}
         lefts.append({name: array[None] for name, array in left.items()})

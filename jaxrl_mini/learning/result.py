@@ -1,8 +1,11 @@
 """What a finished run gives back, and the metrics of its iterations."""
 
+import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import numpy as np
 
 from jaxrl_mini.config import Config
@@ -31,3 +34,18 @@ class Result:
     """float32 [iteration, group, episode, step]: a language model's log-probabilities of the actions when sampled."""
     rewards: np.ndarray | None = None
     """float32 [iteration, group, episode], where they are not the verifier's verdicts on the sampled episodes."""
+
+    @property
+    def logits_crc32(self) -> int:
+        """`crc32` of the final logits, or of a language model's weights, which identifies the policy to the bit."""
+        if self.logits is not None:
+            return crc32([self.logits[-1]])
+        return crc32(jax.tree.leaves(self.checkpoint.params))
+
+
+def crc32(arrays: Iterable[Any]) -> int:
+    """The CRC-32 of the arrays' values as little-endian float32, one array after the other."""
+    checksum = 0
+    for array in arrays:
+        checksum = zlib.crc32(np.ascontiguousarray(array, "<f4").data, checksum)
+    return checksum

@@ -24,6 +24,7 @@ LIMITS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 """Breaking one of these rules of the schema makes a figure wrong; breaking another, the file no record."""
 IMMATERIAL = ("python", "device_count", "git_commit", "git_dirty")
 """What of a record's `runtime` has no influence on its figures."""
+CHECKSUM = "logits_crc32"
 TIMES = ("train_and_final_eval_seconds", "compile_seconds", "run_seconds")
 
 
@@ -155,17 +156,8 @@ def _iteration_claims(place: str, number: int, row: Mapping[str, Any], config: C
         yield f"{place}.{name}", row[name], _clipped(row[name], 0, high), FLOAT32_ROUNDING
     if config.backend == "table" and row["entropy"] is not None:  # the reference policy is uniform
         yield f"{place}.mean_kl", row["mean_kl"], highest - row["entropy"], FLOAT32_ROUNDING
-    if not _is_evaluated(number, config):
+    if not config.evaluates(number):
         yield f"{place}.exact_success_rate", row["exact_success_rate"], None, 0.0
-
-
-def _is_evaluated(number: int, config: Config) -> bool:
-    """Whether the policy after an iteration is evaluated exactly."""
-    if config.backend == "table":
-        return True
-    from jaxrl_mini.learning.language_training import EXACT_EVERY  # imports flax, for which a table should not wait
-
-    return number + 1 == config.iterations or (number + 1) % (config.exact_every or EXACT_EVERY) == 0
 
 
 def _nearest_mixed(value: int, successes: int, groups: int, group_size: int) -> int:
@@ -189,8 +181,13 @@ def _clipped(value: Any, low: Any, high: Any) -> Any:
 
 
 def differences(record: Mapping[str, Any], again: Mapping[str, Any], tolerance: float) -> list[Finding]:
-    """The figures of a record that differ from those of another run of its settings; counts have no tolerance."""
+    """The figures of a record that differ from those of another run of its settings; counts have no tolerance.
+
+    Without a tolerance the final policies are compared, too, by their checksums, where the record has one.
+    """
     theirs, ours = figures(record), figures(again)
+    if not tolerance and CHECKSUM in record:
+        theirs[CHECKSUM], ours[CHECKSUM] = record[CHECKSUM], again[CHECKSUM]
     findings = [Finding(name, theirs.get(name), ours.get(name)) for name in {**theirs, **ours}]
     return [one for one in findings if one.beyond(0.0 if isinstance(one.expected, int) else tolerance)]
 

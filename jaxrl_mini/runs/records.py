@@ -32,6 +32,7 @@ def build(result: Result) -> dict[str, Any]:
             "runtime": runtime(),
             "before": summary(result.before),
             "after": summary(result.after),
+            "logits_crc32": result.logits_crc32,
             "history": history,
             "timing": dict(result.timing),
         }

@@ -1,6 +1,5 @@
 """A sweep's runs of a language model: one after the other, in the columns of the table policy's (see `table_part`)."""
 
-import zlib
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -54,7 +53,7 @@ def train_part(
         },
         "finite": np.array([_finite(result)]),
         "iterations_to_90": np.array([_iterations_to(0.9, history)], np.int32),
-        "logits_crc32": np.array([_checksum(result)], np.uint32),
+        "logits_crc32": np.array([result.logits_crc32], np.uint32),
     }
     rows = {**{name: np.repeat(column, len(kept)) for name, column in labels.items()}, **history}
     return columns, rows if len(kept) else {}
@@ -74,13 +73,6 @@ def _iterations_to(success_rate: float, history: Columns) -> int:
     """After how many iterations exact success was first seen at a rate; -1 where it was not."""
     reached = history["exact_success_rate"] >= success_rate
     return int(history["iteration"][np.argmax(reached)]) + 1 if reached.any() else -1
-
-
-def _checksum(result: Result) -> int:
-    checksum = 0
-    for leaf in _weights(result):
-        checksum = zlib.crc32(np.ascontiguousarray(leaf, "<f4").tobytes(), checksum)
-    return checksum
 
 
 def _weights(result: Result) -> list[np.ndarray]:

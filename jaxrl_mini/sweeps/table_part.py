@@ -1,6 +1,5 @@
 """A part of a sweep, trained: the rows of its runs and of their history, for the table policy."""
 
-import zlib
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any
@@ -14,6 +13,7 @@ from jaxrl_mini.exact import success
 from jaxrl_mini.learning import evaluation
 from jaxrl_mini.learning.block import Block, settings_of, sizes_of
 from jaxrl_mini.learning.metrics import History, history_of, joined
+from jaxrl_mini.learning.result import crc32
 from jaxrl_mini.learning.training import CHUNK, Log
 from jaxrl_mini.policies import table
 from jaxrl_mini.sweeps.grid import SHARED_FIELDS, Grid, history_iterations
@@ -67,6 +67,7 @@ def train_part(
     last = {name: column[0] for name, column in last.items()}
     uniform = _exact_of_uniform(config.eval_episodes)
     logits, before, after = (array[..., :runs] for array in (logits, before, after))
+    by_run = np.ascontiguousarray(np.moveaxis(logits, -1, 0))
     history = joined(histories, axis=1)
     kept = len(history_iterations(config.iterations, every))
     columns = {
@@ -80,7 +81,7 @@ def train_part(
         **{f"last_{name}": column for name, column in last.items() if name not in ("iteration", "exact_success_rate")},
         "finite": np.all([np.isfinite(logits).all(axis=(0, 1)), *map(np.isfinite, last.values())], axis=0),
         "iterations_to_90": _iterations_to(0.9, history, runs),
-        "logits_crc32": _checksums(logits),
+        "logits_crc32": np.array([crc32([one]) for one in by_run], np.uint32),
     }
     rows = {name: column.T.ravel() for name, column in history.items()}
     return columns, {**{name: np.repeat(column, kept) for name, column in labels.items()}, **rows} if history else {}
@@ -129,9 +130,3 @@ def _iterations_to(success_rate: float, history: History, runs: int) -> np.ndarr
     reached = history["exact_success_rate"] >= success_rate
     first = history["iteration"][np.argmax(reached, axis=0), np.arange(runs)] + 1
     return np.where(reached.any(axis=0), first, -1).astype(np.int32)
-
-
-def _checksums(logits: np.ndarray) -> np.ndarray:
-    """The CRC-32 of each run's logits, as little-endian float32 [state, action]."""
-    by_run = np.ascontiguousarray(np.moveaxis(logits, -1, 0), "<f4")
-    return np.array([zlib.crc32(one) for one in by_run], np.uint32)
