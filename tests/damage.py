@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from jaxrl_mini.config import Config
 from jaxrl_mini.runs import recording
-from jaxrl_mini.sweeps import dataset
+from jaxrl_mini.sweeps import tables
 from jaxrl_mini.sweeps.grid import Grid
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -71,7 +71,7 @@ def rows(table: str) -> dict[str, np.ndarray]:
     repeats = {"runs": 1, "history": 2}[table]
     part = GRID.part(0)
     columns: dict[str, np.ndarray] = {}
-    for number, field in enumerate({"runs": dataset.RUNS, "history": dataset.HISTORY}[table]):
+    for number, field in enumerate({"runs": tables.RUNS, "history": tables.HISTORY}[table]):
         if field.type == pa.string():
             columns[field.name] = np.full(ROWS * repeats, "grpo")
         else:
@@ -239,7 +239,7 @@ def column_damage(draw: random.Random, data: bytes) -> bytes:
         read = read.set_column(number, field, pa.array(values, field.type))
     if draw.randrange(2):
         with contextlib.suppress(TypeError, ValueError):
-            metadata[b"sha256"] = dataset._digest(read)
+            metadata[b"sha256"] = tables.digest(read)
     file = io.BytesIO()
     pq.write_table(read.replace_schema_metadata(metadata), file, write_page_checksum=draw.random() < 0.7)
     return file.getvalue()

@@ -1,9 +1,11 @@
 """A sweep's folder: whole parts or none, damage found, nothing lost."""
 
+import dataclasses
 import errno
 import io
 import json
 import os
+import shutil
 from pathlib import Path
 
 import duckdb
@@ -14,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from faults import every_fault
 
-from jaxrl_mini.config import UserError
+from jaxrl_mini.config import Config, UserError
 from jaxrl_mini.sweeps import dataset, table_part
 from jaxrl_mini.sweeps.dataset import HISTORY, RUNS, Dataset
 from jaxrl_mini.sweeps.grid import Grid
@@ -235,6 +237,112 @@ def test_a_file_system_without_hard_links_will_do(tmp_path, monkeypatch, parts, 
         for number, part in enumerate(parts):
             one.commit(number, *part)
     assert one.runs().num_rows == 70 and not [name for name in contents(one.path) if name.startswith(".")]
+
+
+# Settings of a language model, and what was not evaluated
+
+
+@pytest.fixture
+def models(tmp_path):
+    """A sweep over two models, evaluated exactly after iterations 2 and 3; the numbers are those of a table's runs."""
+    hf = {"backend": "hf", "model": ["a", "b"], "dtype": [None, "bfloat16"], "exact_every": 2}
+    grid = Grid.product([0], **hf, lr=0.08, **SIZES)
+    folder = Dataset.create(tmp_path / "models", grid, {})
+    for number in range(grid.parts):
+        part = grid.part(number)
+        runs, history = table_part.train_part(Grid.product([number], **SIZES), 0)
+        labels = {"run": part.numbers, "setting": part.setting_numbers, "seed": part.seeds}
+        history["exact_success_rate"] = np.where(history["iteration"] == 0, np.nan, history["exact_success_rate"])
+        rows = {name: np.repeat(label, SIZES["iterations"]) for name, label in labels.items()}
+        folder.commit(number, runs | labels, history | rows)
+    return folder
+
+
+def test_every_setting_is_a_column():
+    fields = {field.name for field in dataclasses.fields(Config)}
+    assert fields <= set(RUNS.names)
+
+
+def test_runs_of_several_models_are_told_apart(models):
+    rows = duckdb.sql(
+        f"select backend, model, dtype, micro_batch, exact_every, count(*) from '{models.path}/runs/*.parquet' "
+        "group by all order by model, dtype"
+    ).fetchall()
+    assert rows == [("hf", model, dtype, 4, 2, 1) for model in "ab" for dtype in ("bfloat16", "float32")]
+
+
+def test_a_table_policy_has_no_model(full):
+    row = full.runs().to_pylist()[0]
+    names = ("backend", "model", "dtype", "micro_batch", "exact_every")
+    assert [row[name] for name in names] == ["table", None, None, None, None]
+
+
+def test_what_was_not_evaluated_is_null_and_the_rest_are_numbers(models):
+    path = f"{models.path}/history/*.parquet"
+    assert models.history()["exact_success_rate"].null_count == 4
+    with_nulls = pl.read_parquet(path)["exact_success_rate"]
+    ((highest, average, counted),) = duckdb.sql(
+        f"select max(exact_success_rate), avg(exact_success_rate), count(exact_success_rate) from '{path}'"
+    ).fetchall()
+    assert 0 < average <= highest <= 1 and counted == 8
+    assert (with_nulls.max(), with_nulls.mean()) == pytest.approx((highest, average))
+
+
+def test_a_number_that_is_none_where_it_was_evaluated_stays(models):
+    """A run that failed is not one that was not evaluated."""
+    grid = models.grid
+    runs, history = table_part.train_part(Grid.product([0], **SIZES), 0)
+    runs, history = runs | {"run": np.array([1])}, history | {"run": np.full(3, 1)}
+    runs |= {"setting": grid.part(1).setting_numbers}
+    history |= {"setting": np.repeat(grid.part(1).setting_numbers, 3), "exact_success_rate": np.full(3, np.nan)}
+    for table in ("runs", "history"):
+        models.file(table, 1).unlink()
+    models.commit(1, runs | {"seed": grid.part(1).seeds}, history | {"seed": np.repeat(grid.part(1).seeds, 3)})
+    found = models.read_part("history", 1)["exact_success_rate"].to_pylist()
+    assert found[0] is None and np.isnan(found[1]) and np.isnan(found[2])
+
+
+@pytest.fixture(params=["table", "language"])
+def old(request, tmp_path, golden):
+    """A folder that the version before wrote: with NaN for null, and without the columns of a model."""
+    return Path(shutil.copytree(golden / "sweep-version-1" / request.param, tmp_path / request.param))
+
+
+def test_a_folder_of_the_version_before_is_read_as_one_of_now(old):
+    raw, found = (pq.read_table(old / "history"), Dataset.open(old))
+    runs, history = found.runs(), found.history()
+    assert runs.schema.equals(RUNS) and history.schema.equals(HISTORY)
+    row, table = runs.to_pylist()[0], old.name == "table"
+    names = ("backend", "model", "dtype", "micro_batch", "exact_every")
+    assert [row[name] for name in names] == (["table"] + [None] * 4 if table else ["hf", "tiny", "float32", 4, 2])
+    expected = [None if np.isnan(value) else value for value in raw["exact_success_rate"].to_pylist()]
+    assert history["exact_success_rate"].to_pylist() == expected and (None in expected) is not table
+    assert found.set_damaged_aside(found.present()) == {}
+
+
+def columns_of(path: Path) -> dict[str, np.ndarray]:
+    """A file's columns as they were computed."""
+    frame = pd.read_parquet(path)
+    if "iterations_to_90" in frame:
+        frame["iterations_to_90"] = frame["iterations_to_90"].fillna(-1)
+    frame = frame.dropna(axis="columns", how="all")
+    return {name: np.array(frame[name].tolist()) for name in frame}
+
+
+def test_a_folder_of_the_version_before_goes_on_in_that_version(old):
+    """All of its files have the same columns, as readers need it; a part that is there is the same part."""
+    before, found = contents(old), Dataset.create(old, Dataset.open(old).grid, {})
+    columns = {table: columns_of(found.file(table, 0)) for table in found.tables}
+    schemas = {table: pq.read_schema(found.file(table, 0)).remove_metadata() for table in found.tables}
+    rows = {table: found.read_part(table, 0) for table in found.tables}
+    found.commit(0, columns["runs"], columns["history"])
+    assert contents(old) == before
+    for table in found.tables:
+        found.file(table, 0).unlink()
+    found.commit(0, columns["runs"], columns["history"])
+    for table in found.tables:
+        assert pq.read_schema(found.file(table, 0)).remove_metadata().equals(schemas[table])
+        assert found.read_part(table, 0).equals(rows[table])
 
 
 def test_pages_carry_checksums(full):

@@ -23,7 +23,7 @@ from jaxrl_mini.machine import files
 from jaxrl_mini.objective.advantage import BY_NAME
 from jaxrl_mini.policies import table
 from jaxrl_mini.runs import recording, records
-from jaxrl_mini.sweeps import dataset, table_part
+from jaxrl_mini.sweeps import table_part, tables
 from jaxrl_mini.sweeps.grid import Grid
 from jaxrl_mini.types import Credit, Settings
 
@@ -343,7 +343,7 @@ def test_a_run_with_options_is_the_same_in_its_recording_and_its_record(tmp_path
 def test_a_sweep_keeps_the_options_beside_every_run():
     grid = Grid.product(range(3), 0, reward=["public-test"], iterations=2)
     runs, _ = table_part.train_part(grid, 0)
-    rows = dataset._table(runs, dataset.RUNS).to_pylist()
+    rows = tables.of_columns("runs", runs, Config()).to_pylist()
     for row in rows:
         assert row["reward"] == "public-test" and row["advantage"] == "group-std" and row["exact_gradient"] is False
         assert row["clip_high"] == row["clip"] == 0.2 and row["entropy_bonus"] == 0.0

@@ -11,7 +11,6 @@ What is being written has a name in the sweep's folder itself that begins with a
 
 import contextlib
 import errno
-import hashlib
 import io
 import json
 import os
@@ -26,71 +25,13 @@ import pyarrow.parquet as pq
 
 from jaxrl_mini.config import UserError
 from jaxrl_mini.machine import files
+from jaxrl_mini.sweeps import tables
 from jaxrl_mini.sweeps.grid import Grid
+from jaxrl_mini.sweeps.tables import HISTORY, LABELS, RUNS, SCHEMA_VERSION
 from jaxrl_mini.types import Columns
-
-SCHEMA_VERSION = 1
 
 NUMERICAL = ("jaxrl_mini", "jax", "jaxlib", "optax", "numpy", "device_platform", "device_kind")
 """What of a runtime decides the last bits of numbers."""
-
-_LABELS: dict[str, pa.DataType] = {"run": pa.int64(), "setting": pa.int32(), "seed": pa.uint32()}
-_METRICS: dict[str, pa.DataType] = {
-    "loss": pa.float64(),
-    "mean_kl": pa.float64(),
-    "ratio_outside_clip_fraction": pa.float64(),
-    "entropy": pa.float64(),
-    "gradient_norm": pa.float32(),
-    "optimizer_steps": pa.int32(),
-    "train_success_rate": pa.float64(),
-    "mixed_groups": pa.int32(),
-    "retained_episodes": pa.int32(),
-    "mean_reward": pa.float64(),
-}
-_EVALUATION: dict[str, pa.DataType] = {
-    "successes": pa.int32(),
-    "success_rate": pa.float64(),
-    "mean_actions": pa.float64(),
-    "exact_success_rate": pa.float64(),
-    "exact_mean_actions": pa.float64(),
-}
-
-RUNS = pa.schema(
-    {
-        **_LABELS,
-        "method": pa.string(),
-        "iterations": pa.int32(),
-        "groups": pa.int32(),
-        "group_size": pa.int32(),
-        "epochs": pa.int32(),
-        "lr": pa.float64(),
-        "clip": pa.float64(),
-        "beta": pa.float64(),
-        "advantage": pa.string(),
-        "aggregation": pa.string(),
-        "surrogate": pa.string(),
-        "clip_high": pa.float64(),
-        "kl": pa.string(),
-        "entropy_bonus": pa.float64(),
-        "exact_gradient": pa.bool_(),
-        "reward": pa.string(),
-        "eval_episodes": pa.int32(),
-        **{f"before_{name}": kind for name, kind in _EVALUATION.items()},
-        **{f"after_{name}": kind for name, kind in _EVALUATION.items()},
-        **{f"last_{name}": kind for name, kind in _METRICS.items()},
-        "finite": pa.bool_(),
-        "iterations_to_90": pa.int32(),
-        "logits_crc32": pa.uint32(),
-    }
-)
-"""`clip_high` is the upper clip in use, that of `clip` unless another is set; `last_*` are the metrics of the last
-iteration; `finite` whether these and all logits are numbers; `iterations_to_90` the first kept iteration, counted from
-1, whose exact success is at least 0.9, null where there is none; `logits_crc32` the checksum of the final logits as
-little-endian float32 [state, action]."""
-
-HISTORY = pa.schema({**_LABELS, "iteration": pa.int32(), **_METRICS, "exact_success_rate": pa.float64()})
-
-_SCHEMAS = {"history": HISTORY, "runs": RUNS}  # in the order of writing: a part with its runs is complete
 
 
 class Damaged(Exception):
@@ -104,10 +45,11 @@ class Dataset:
       path: the folder.
       grid: what it holds, or will.
       runtime: where it was started (see `machine.runtime`).
+      version: of the schema that its files have (see `tables`); what is read has the newest.
     """
 
-    def __init__(self, path: Path, grid: Grid, runtime: dict[str, Any]):
-        self.path, self.grid, self.runtime = path, grid, runtime
+    def __init__(self, path: Path, grid: Grid, runtime: dict[str, Any], version: int = SCHEMA_VERSION):
+        self.path, self.grid, self.runtime, self.version = path, grid, runtime, version
 
     @classmethod
     def create(cls, path: str | Path, grid: Grid, runtime: dict[str, Any]) -> "Dataset":
@@ -151,8 +93,9 @@ class Dataset:
         about = Path(path) / "sweep.json"
         try:
             data = json.loads(files.read(about))
-            if data["schema_version"] != SCHEMA_VERSION:
-                raise UserError(f"{about} has schema version {data['schema_version']!r}, not {SCHEMA_VERSION}")
+            version = data["schema_version"]
+            if type(version) is not int or not 1 <= version <= SCHEMA_VERSION:
+                raise UserError(f"{about} has schema version {version!r}: expected one from 1 to {SCHEMA_VERSION}")
             grid, runtime = Grid.from_dict(data["grid"]), dict(data["runtime"])
             if grid.digest != data["grid_sha256"]:
                 raise UserError(f"{about} was changed: its grid does not have the digest beside it")
@@ -162,7 +105,7 @@ class Dataset:
             raise UserError(f"{path} is no readable sweep folder: {error}") from error
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise UserError(f"{path} is no readable sweep folder: {about} is damaged ({error!r})") from error
-        return cls(Path(path), grid, runtime)
+        return cls(Path(path), grid, runtime, version)
 
     def refuse_other_runtime(self, runtime: dict[str, Any]) -> None:
         """Refuses to add parts where numbers come out otherwise in their last bits.
@@ -217,23 +160,23 @@ class Dataset:
         try:
             data = files.read(path)
             read = pq.read_table(io.BytesIO(data), page_checksum_verification=True, use_threads=False)
-            metadata, digest = read.schema.metadata or {}, _digest(read)
+            metadata, digest = read.schema.metadata or {}, tables.digest(read)
         except Exception as error:  # damaged files make Arrow raise errors of many kinds
             raise Damaged(f"{path} cannot be read back ({' '.join(str(error).split())[:80]})") from error
-        if not read.schema.equals(_SCHEMAS[table]):
+        if not read.schema.equals(tables.schema_of(table, self.version)):
             raise Damaged(f"{path} has another schema")
         if metadata.get(b"sha256") != digest or metadata.get(b"grid") != self.grid.digest.encode():
             raise Damaged(f"{path} does not have the digest it was written with")
-        if not self._labels(table, part).equals(read.select([*_LABELS]).replace_schema_metadata(None)):
+        if not self._labels(table, part).equals(read.select([*LABELS]).replace_schema_metadata(None)):
             raise Damaged(f"{path} holds other runs than those of part {part}")
-        return read.replace_schema_metadata(None)
+        return tables.completed(table, read.replace_schema_metadata(None), self.grid.part(part).shared)
 
     def _labels(self, table: str, part: int) -> pa.Table:
         """The numbers, settings and seeds of the runs that a part's rows are about."""
         one = self.grid.part(part)
         rows = 1 if table == "runs" else self.grid.history_rows(one.shared)
         labels = (one.numbers, one.setting_numbers, one.seeds)
-        return pa.table({name: np.repeat(label, rows) for name, label in zip(_LABELS, labels, strict=True)})
+        return pa.table({name: np.repeat(label, rows) for name, label in zip(LABELS, labels, strict=True)})
 
     def commit(self, part: int, runs: Columns, history: Columns) -> None:
         """Stores a part. One that is there with the same content already is fine.
@@ -241,15 +184,16 @@ class Dataset:
         Raises:
           UserError: the disk refused, or another writer stored other numbers; what is there stays.
         """
-        columns = {"history": history, "runs": runs}
+        columns, shared = {"history": history, "runs": runs}, self.grid.part(part).shared
         for table in self.tables:
-            path, rows = self.file(table, part), _table(columns[table], _SCHEMAS[table])
-            rows = rows.replace_schema_metadata({"sha256": _digest(rows), "grid": self.grid.digest})
+            path, rows = self.file(table, part), tables.of_columns(table, columns[table], shared)
+            written = rows.select(tables.schema_of(table, self.version).names)
+            written = written.replace_schema_metadata({"sha256": tables.digest(written), "grid": self.grid.digest})
             try:
                 path.parent.mkdir(exist_ok=True)
-                while not _publish(self.path, path, _parquet(rows)):
+                while not _publish(self.path, path, tables.to_parquet(written)):
                     try:
-                        same = _digest(self.read_part(table, part)) == _digest(rows)
+                        same = tables.digest(self.read_part(table, part)) == tables.digest(rows)
                     except Damaged:
                         self._set_aside(table, part)
                         continue
@@ -292,57 +236,12 @@ class Dataset:
 
     def runs(self, columns: list[str] | None = None) -> pa.Table:
         """The table of runs (see `RUNS`)."""
-        return pa.concat_tables([_empty(RUNS, columns), *self.read("runs", columns)])
+        return pa.concat_tables([tables.empty(RUNS, columns), *self.read("runs", columns)])
 
     def history(self, columns: list[str] | None = None) -> pa.Table:
         """The history (see `HISTORY`); without rows where none is kept."""
         parts = self.read("history", columns) if self.grid.history_every else ()
-        return pa.concat_tables([_empty(HISTORY, columns), *parts])
-
-
-def _empty(schema: pa.Schema, columns: list[str] | None) -> pa.Table:
-    return schema.empty_table().select(columns or schema.names)
-
-
-def _table(columns: Columns, schema: pa.Schema) -> pa.Table:
-    """NumPy columns in a schema's order and types; null where a run lacks one, and for -1 in `iterations_to_90`."""
-    optional = {name for name in schema.names if name.endswith(("retained_episodes", "mean_reward"))}
-    if set(schema.names) - set(columns) - optional or set(columns) - set(schema.names):
-        raise ValueError(f"columns differ from the schema: {sorted(set(columns) ^ set(schema.names))}")
-    rows, arrays = len(columns["run"]), []
-    for field in schema:
-        if field.name not in columns:
-            arrays.append(pa.nulls(rows, field.type))
-            continue
-        column = columns[field.name]
-        if column.dtype.kind == "U":
-            arrays.append(pa.array(column.tolist(), field.type))
-            continue
-        kind = np.bool_ if field.type == pa.bool_() else field.type.to_pandas_dtype()
-        mask = column < 0 if field.name == "iterations_to_90" else None
-        arrays.append(pa.array(column.astype(kind, copy=False), field.type, mask=mask))
-    return pa.Table.from_arrays(arrays, schema=schema)
-
-
-def _parquet(rows: pa.Table) -> bytes:
-    file = io.BytesIO()
-    options = {"use_dictionary": False, "write_statistics": False, "compression": "zstd", "compression_level": 1}
-    pq.write_table(rows, file, write_page_checksum=True, **options)
-    return file.getvalue()
-
-
-def _digest(rows: pa.Table) -> bytes:
-    """SHA-256 of all names, types and values, in hexadecimal: the same for equal rows, however they are encoded."""
-    digest = hashlib.sha256(str(rows.schema.remove_metadata()).encode())
-    for column in rows.combine_chunks().columns:
-        array = column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
-        digest.update(array.is_valid().to_numpy(zero_copy_only=False).tobytes())
-        if pa.types.is_string(array.type):
-            digest.update("\0".join(array.to_pylist()).encode())
-        else:
-            values = array.fill_null(0) if array.null_count else array
-            digest.update(values.to_numpy(zero_copy_only=False).tobytes())
-    return digest.hexdigest().encode()
+        return pa.concat_tables([tables.empty(HISTORY, columns), *parts])
 
 
 def _publish(folder: Path, path: Path, data: bytes) -> bool:
