@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from jaxrl_mini.config import UserError
@@ -93,6 +94,19 @@ def test_trackio_keeps_the_history_and_the_settings_on_this_machine(tmp_path):
     assert found == expected
     assert (settings["seed"], settings["iterations"], settings["effective_lr"]) == (5, 23, 0.08)
     assert [json.loads(line).get("iteration") for line in done.stdout.splitlines()] == [19, 22, None]
+
+
+def test_what_is_no_number_is_not_sent():
+    """As exact success that was not evaluated, and the loss of a run that failed."""
+    sent = []
+
+    class Run:
+        def log(self, metrics, step):
+            sent.append((step, metrics))
+
+    success, loss = np.array([np.nan, 0.5]), np.array([0.25, np.inf])
+    trackers._log_rows(Run(), {"iteration": np.array([4, 5]), "exact_success_rate": success, "loss": loss})
+    assert sent == [(4, {"loss": 0.25}), (5, {"exact_success_rate": 0.5})]
 
 
 # What is refused, before anything is computed

@@ -5,6 +5,7 @@ otherwise, and gets a chunk of iterations at a time.
 """
 
 import importlib.util
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -83,10 +84,11 @@ def tracking(targets: Sequence[str], config: Config, name: str) -> Iterator[Trac
 
 
 def _rows(history: "History") -> Iterator[tuple[int, Mapping[str, float]]]:
-    """The iterations of a chunk: number, and metrics by name."""
+    """The iterations of a chunk: number, and those metrics by name that are numbers, as a record has them."""
     names = [name for name in history if name != "iteration"]
     for i, iteration in enumerate(history["iteration"].tolist()):
-        yield iteration, {name: history[name][i].item() for name in names}
+        metrics = {name: history[name][i].item() for name in names}
+        yield iteration, {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
 def _log_rows(run: Any, history: "History") -> None:
