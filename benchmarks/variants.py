@@ -24,7 +24,7 @@ from jaxrl_mini.learning import loop
 from jaxrl_mini.learning.block import Block, settings_of, sizes_of
 from jaxrl_mini.machine import commandline, files, runtime
 from jaxrl_mini.runs import records
-from jaxrl_mini.sweeps import engine
+from jaxrl_mini.sweeps import engine, intervals
 from jaxrl_mini.sweeps.dataset import Dataset
 from jaxrl_mini.sweeps.grid import Grid
 from jaxrl_mini.sweeps.statistics import interval
@@ -112,7 +112,10 @@ def figures(dataset: Dataset) -> dict[str, Any]:
         one: dict[str, Any] = {"settings": VARIANTS[label], "failed": int((~by_setting["finite"][place]).sum())}
         for name in METRICS:
             metric = by_setting[name].astype(float)
-            one[name] = {"mean": metric[place].mean(), "interval": interval(metric[place], np.mean, bounds=None)}
+            one[name] = {
+                "mean": metric[place].mean(),
+                "interval": interval(metric[place], intervals.mean, bounds=(0, np.inf)),
+            }
             one[name]["quantiles"] = dict(zip(map(str, LEVELS), np.quantile(metric[place], LEVELS), strict=True))
             others = [other for other in ("default", *OTHERS.get(label, ())) if other != label]
             one[name]["minus"] = {other: paired(metric[place] - metric[names.index(other)]) for other in others}
@@ -189,7 +192,7 @@ def described(values: np.ndarray) -> dict[str, Any]:
     """Mean with interval, deviation, extremes."""
     return {
         "mean": values.mean(),
-        "interval": interval(values, np.mean),
+        "interval": interval(values, intervals.mean),
         "deviation": values.std(ddof=1),
         "lowest": values.min(),
         "highest": values.max(),

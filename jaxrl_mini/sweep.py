@@ -101,7 +101,7 @@ def _compute(grid: "Grid", output: Path, shard: tuple[int, int], flags: object) 
 
             run_sweep(grid, output, shard=shard, engine=engine, address=address, on_part=report, on_damage=_warn)
     except KeyboardInterrupt as interruption:
-        _say(f"interrupted: {runs:,} runs are kept in {output}; the same command goes on from there")
+        _say(f"interrupted: {commandline.counted(runs, 'run')} kept in {output}; the same command goes on from there")
         _exit_now(143 if isinstance(interruption, _Terminated) else 130)
     print(json.dumps({"runs": runs, "parts": parts - 1, "output": str(output)}))
 
@@ -115,10 +115,11 @@ def estimate(grid: "Grid", output: Path) -> str:
         rows += grid.history_rows(config)
     seconds = (seconds + rows * seeds * SECONDS_PER_HISTORY_ROW) / cores() + grid.programs * SECONDS_PER_COMPILATION
     size = grid.runs * RUN_BYTES + rows * seeds * HISTORY_ROW_BYTES
-    compilations = f"{grid.programs} compilation" + ("s" if grid.programs > 1 else "")
+    counts = {"run": grid.runs, "setting": len(grid.settings), "seed": seeds, "compilation": grid.programs}
+    runs, settings, of_seeds, compilations = (commandline.counted(number, noun) for noun, number in counts.items())
     return (
-        f"{grid.runs:,} runs: {len(grid.settings):,} settings x {seeds:,} seeds, {compilations}, "
-        f"about {_duration(seconds)} on {cores()} cores and {_bytes(size)} in {output}"
+        f"{runs}: {settings} x {of_seeds}, {compilations}, about {_duration(seconds)} on "
+        f"{commandline.counted(cores(), 'core')} and {_bytes(size)} in {output}"
     )
 
 

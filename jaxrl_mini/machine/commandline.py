@@ -65,6 +65,11 @@ def one_line(message: str) -> str:
     return line if len(line) <= MAX_LINE else f"{line[: MAX_LINE // 2]} ... {line[-MAX_LINE // 2 :]}"
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 run`, `1,000 runs`."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
 def path(text: str) -> str:
     """The type of flags that name a file or a folder."""
     try:

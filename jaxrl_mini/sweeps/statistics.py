@@ -1,10 +1,12 @@
 """Statistics of a sweep: each setting's figures with intervals, and paired differences between settings.
 
-Runs whose numbers left the finite ones are counted as failed and enter every figure with success rate 0.
+A run whose numbers left the finite ones has failed. It enters success, and its differences, with 0, has never reached
+90 %, and has no number of actions. How often runs fail has an interval of its own; the intervals of means are those of
+runs that do not fail. An interval of both at once would have to reach far down: of five runs without a failure, up to
+half of all could fail.
 """
 
 import itertools
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,11 +15,14 @@ from scipy import stats
 
 from jaxrl_mini.config import Config
 from jaxrl_mini.episodes.intervals import CONFIDENCE
+from jaxrl_mini.machine.commandline import counted
+from jaxrl_mini.sweeps import intervals
 from jaxrl_mini.sweeps.dataset import Dataset
-from jaxrl_mini.sweeps.grid import Grid
+from jaxrl_mini.sweeps.grid import Grid, history_iterations
 
-RESAMPLES = 2000
 LEVELS = (0.025, 0.25, 0.75, 0.975)
+ROUNDING = 1e-12
+"""Exact success probabilities that differ by no more differ by the rounding of their sums: they are equal."""
 MAX_COMPARED = 20
 """Settings up to which all pairs are compared; with more, each is compared with the first."""
 
@@ -27,123 +32,125 @@ COLUMNS = ["setting", "seed", "finite", "after_exact_success_rate", "after_exact
 
 def summarize(dataset: Dataset) -> dict[str, Any]:
     """The figures of a sweep's runs as far as they are there, as plain data."""
-    table = dataset.runs(COLUMNS)
+    table, grid = dataset.runs(COLUMNS), dataset.grid
     columns = {name: table[name].to_numpy() for name in COLUMNS if name != "iterations_to_90"}
     columns["iterations_to_90"] = table["iterations_to_90"].fill_null(-1).to_numpy()
-    columns["success"] = np.where(columns["finite"], columns["after_exact_success_rate"], 0.0)
+    columns["success"] = np.where(columns["finite"], np.clip(columns["after_exact_success_rate"], 0.0, 1.0), 0.0)
     by_setting = {}
-    for place in range(len(dataset.grid.settings)):
+    for place in range(len(grid.settings)):
         mine = columns["setting"] == place
         if mine.any():
             by_setting[place] = {name: column[mine] for name, column in columns.items()}
+    varied = _varied(grid)
     return {
         "runs": table.num_rows,
-        "runs_in_the_grid": dataset.grid.runs,
+        "runs_in_the_grid": grid.runs,
         "confidence": CONFIDENCE,
         "settings": [
-            {"setting": place, **_varied(dataset.grid)[place], **describe(runs)} for place, runs in by_setting.items()
+            {"setting": place, **varied[place], **describe(runs, resolution(grid, grid.settings[place]))}
+            for place, runs in by_setting.items()
         ],
-        "differences": differences({place: (runs["seed"], runs["success"]) for place, runs in by_setting.items()}),
+        "differences": differences(by_setting),
     }
 
 
-def describe(runs: dict[str, np.ndarray]) -> dict[str, Any]:
+def resolution(grid: Grid, config: Config) -> int | None:
+    """Iterations between those after which a sweep keeps a setting's exact success, at most; None: it keeps none."""
+    kept = history_iterations(config.iterations, grid.history_every)
+    kept = kept[config.evaluates(kept)]
+    return int(np.diff(kept + 1, prepend=0).max()) if len(kept) else None
+
+
+def describe(runs: dict[str, np.ndarray], resolution: int | None = 1) -> dict[str, Any]:
     """The figures of one setting.
 
     Args:
       runs: columns [run], those of `COLUMNS` and `success`.
+      resolution: of the iterations to 90 % success; None: they are unknown.
 
     Returns:
-      Counts; mean, median, interquartile mean (the mean without the lowest and the highest quarter: Agarwal et al.
-      2021, arXiv 2108.13264) and quantiles of the exact success rate; mean actions of the finite runs; the median of
-      the iterations to 90 % success, null where half of the runs are not known to have reached it.
+      Counts; the interval of the share that fails; mean, median, interquartile mean (the mean without the lowest and
+      the highest quarter: Agarwal et al. 2021, arXiv 2108.13264) and quantiles of the exact success rate; its mean over
+      the runs that did not fail, which `success_mean_interval` belongs to; these runs' mean actions; the median of the
+      iterations to 90 % success, of which the last `resolution` - 1 may have been too many, null where half of the runs
+      did not reach it or nothing is known; how many runs did, null where nothing is known. An interval is null where
+      there are too few runs for its method, or where they are all alike.
     """
     success, finite = runs["success"], runs["finite"]
-    reached = runs["iterations_to_90"]
-    actions = runs["after_exact_mean_actions"][finite]
+    reached = finite & (runs["iterations_to_90"] >= 0)
+    halfway = np.median(np.where(reached, runs["iterations_to_90"], np.inf))
+    actions, learned = runs["after_exact_mean_actions"][finite], success[finite]
+    failed = int((~finite).sum())
     sampled = float((np.where(finite, runs["after_successes"], 0) / runs["eval_episodes"]).mean())
-    halfway = np.where(reached < 0, np.inf, reached)
     return {
         "runs": len(success),
-        "failed": int((~finite).sum()),
+        "failed": failed,
+        "failed_interval": list(intervals.share(failed, len(success))),
         "success_mean": float(success.mean()),
-        "success_mean_interval": interval(success, np.mean),
+        "finite_success_mean": float(learned.mean()) if len(learned) else None,
+        "success_mean_interval": interval(learned, intervals.mean),
         "success_median": float(np.median(success)),
-        "success_median_interval": interval(success, np.median),
-        "success_iqm": float(stats.trim_mean(success, 0.25)),
-        "success_iqm_interval": interval(success, _interquartile_mean),
+        "success_median_interval": interval(success, intervals.median),
+        "success_iqm": float(stats.trim_mean(success, intervals.TRIMMED)),
+        "success_iqm_interval": interval(success, intervals.interquartile_mean),
         "success_deviation": float(success.std(ddof=1)) if len(success) > 1 else None,
         "success_quantiles": {str(level): float(np.quantile(success, level)) for level in LEVELS},
         "sampled_success_mean": sampled,
         "mean_actions": float(actions.mean()) if len(actions) else None,
-        "mean_actions_interval": interval(actions, np.mean, bounds=None) if len(actions) else None,
-        "iterations_to_90": float(np.median(halfway)) if np.isfinite(np.median(halfway)) else None,
-        "reached_90": int((reached >= 0).sum()),
+        "mean_actions_interval": interval(actions, intervals.mean, bounds=(1.0, np.inf)),
+        "iterations_to_90": float(halfway) if resolution and np.isfinite(halfway) else None,
+        "iterations_to_90_resolution": resolution,
+        "reached_90": int(reached.sum()) if resolution else None,
     }
 
 
-def _interquartile_mean(values: np.ndarray, axis: int = -1) -> Any:
-    return stats.trim_mean(values, 0.25, axis=axis)
+def interval(
+    values: np.ndarray, method: Any, confidence: float = CONFIDENCE, bounds: tuple[float, float] = (0.0, 1.0)
+) -> list[float] | None:
+    """The interval that a method of `intervals` gives, no wider than the bounds of all possible values.
 
-
-def interval(values: np.ndarray, statistic: Any, bounds: tuple[float, float] | None = (0.0, 1.0)) -> list[float] | None:
-    """The 95 % bootstrap interval of a statistic over runs; None for fewer than two runs.
-
-    Bias-corrected and accelerated (Efron 1987, doi:10.1080/01621459.1987.10478410) up to 1,000 runs, percentiles of
-    resamples above or where that is not defined, always from the same random numbers. Where the values are bounded,
-    the interval also covers what n runs cannot exclude: that a share of up to 3 / n of all runs (the rule of three,
-    Hanley and Lippman-Hand 1983) end at the bound farther away. So runs that are all alike still give an interval
-    with a width.
+    None where there are too few runs for it, and where all values are alike: they say nothing of how others spread.
     """
-    count = len(values)
-    if count < 2:
+    found = method(values, confidence)
+    if found is None or np.ptp(values) <= ROUNDING:
         return None
-    low = high = float(statistic(values))
-    for method in ("BCa", "percentile") if np.ptp(values) > 0 else ():
-        if method == "BCa" and count > 1000:
-            continue
-        with np.errstate(invalid="ignore", divide="ignore"), warnings.catch_warnings():
-            warnings.simplefilter("ignore", stats.DegenerateDataWarning)
-            found = stats.bootstrap(
-                (values,), statistic, confidence_level=CONFIDENCE, n_resamples=RESAMPLES,
-                batch=max(1, 10**7 // count), method=method, rng=np.random.default_rng(0),
-            ).confidence_interval  # fmt: skip
-        if np.isfinite(found.low) and np.isfinite(found.high):
-            low, high = float(found.low), float(found.high)
-            break
-    if bounds is not None and (np.ptp(values) == 0 or low == high):
-        unseen = min(1.0, 3.0 / count)
-        low, high = low - unseen * (low - bounds[0]), high + unseen * (bounds[1] - high)
-    return [low, high]
+    return [float(np.clip(end, *bounds)) for end in found]
 
 
-def differences(settings: dict[int, tuple[np.ndarray, np.ndarray]]) -> list[dict[str, Any]]:
+def why_no_interval(runs: int) -> str:
+    """Why a mean over so many runs has no interval."""
+    return f"too few runs ({runs})" if runs < intervals.MEAN_RUNS else "all alike"
+
+
+def differences(settings: dict[int, dict[str, np.ndarray]]) -> list[dict[str, Any]]:
     """Compares settings over the seeds they share.
 
     The runs of two settings with one seed draw the same random numbers, so differences are taken seed by seed. Two
     tests: Wilcoxon's signed-rank test of the differences (exact up to 50 untied pairs), and the exact sign test. The
-    p-values of each are corrected for the number of comparisons by Holm's method (1979).
+    p-values of each are corrected for the number of comparisons by Holm's method (1979). The intervals hold for all
+    comparisons at once, by Bonferroni's method; each belongs to the mean over pairs in which no run failed.
 
     Args:
-      settings: seeds [run] and success rates [run] by the setting's number.
+      settings: columns [run] `seed`, `success` and `finite`, by the setting's number.
     """
     pairs = list(itertools.combinations(settings, 2))
     if len(settings) > MAX_COMPARED:
         first, *others = settings
         pairs = [(first, other) for other in others]
+    gaps = {(one, other): _paired(settings[one], settings[other]) for one, other in pairs}
+    gaps = {pair: found for pair, found in gaps.items() if len(found[0])}
+    confidence = 1 - (1 - CONFIDENCE) / max(1, len(gaps))
     found: list[dict[str, Any]] = []
-    for one, other in pairs:
-        _, mine, theirs = np.intersect1d(settings[one][0], settings[other][0], return_indices=True)
-        gap = settings[other][1][theirs] - settings[one][1][mine]
-        if not len(gap):
-            continue
+    for pair, (gap, finite) in gaps.items():
         better, worse = int((gap > 0).sum()), int((gap < 0).sum())
         found.append(
             {
-                "settings": [one, other],
+                "settings": list(pair),
                 "pairs": len(gap),
+                "failed_pairs": int((~finite).sum()),
                 "mean_difference": float(gap.mean()),
-                "mean_difference_interval": interval(gap, np.mean, bounds=(-1.0, 1.0)),
+                "finite_mean_difference": float(gap[finite].mean()) if finite.any() else None,
+                "mean_difference_interval": interval(gap[finite], intervals.mean, confidence, (-1.0, 1.0)),
                 "better": better,
                 "worse": worse,
                 "sign_p": float(stats.binomtest(better, better + worse).pvalue) if better + worse else 1.0,
@@ -154,6 +161,13 @@ def differences(settings: dict[int, tuple[np.ndarray, np.ndarray]]) -> list[dict
         for comparison, corrected in zip(found, holm([one[test] for one in found]), strict=True):
             comparison[f"{test}_holm"] = corrected
     return found
+
+
+def _paired(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Over the seeds of both: by how much the other's success is higher, and whether neither run failed; [pair]."""
+    _, mine, theirs = np.intersect1d(one["seed"], other["seed"], return_indices=True)
+    gap = other["success"][theirs] - one["success"][mine]
+    return np.where(np.abs(gap) <= ROUNDING, 0.0, gap), one["finite"][mine] & other["finite"][theirs]
 
 
 def holm(p_values: list[float]) -> list[float]:
@@ -175,61 +189,76 @@ def _varied(grid: Grid) -> list[dict[str, Any]]:
 
 def as_text(summary: dict[str, Any]) -> str:
     """The figures as tables for people."""
-    lines = [f"{summary['runs']:,} of {summary['runs_in_the_grid']:,} runs; exact success rates, 95 % intervals", ""]
-    head = (
-        "",
-        "runs",
-        "failed",
-        "mean",
-        "interval",
-        "median",
-        "IQM",
-        "2.5 % to 97.5 %",
-        "actions",
-        "to 90 %",
-        "setting",
-    )
-    rows = [head]
+    there = f"{summary['runs']:,} of {counted(summary['runs_in_the_grid'], 'run')}"
+    if not summary["runs"]:
+        return f"{there}: nothing to summarize yet, the sweep's command computes them"
+    lines = [
+        f"{there}; exact success after training, 0 for a failed run; intervals of the mean are those without these"
+    ]
+    rows = [["", "runs", "failed", "failing, 95 %", "mean", "without failed", "95 % interval", "median", "IQM",
+             "2.5 % to 97.5 %", "actions", "iterations to 90 %", "setting"]]  # fmt: skip
     for one in summary["settings"]:
-        quantiles = one["success_quantiles"]
+        low, high = (100 * end for end in one["failed_interval"])
         rows.append(
-            (
-                str(one["setting"]), f"{one['runs']:,}", str(one["failed"]), f"{one['success_mean']:.5f}",
-                _pair(one["success_mean_interval"]), f"{one['success_median']:.5f}", f"{one['success_iqm']:.5f}",
-                _pair([quantiles["0.025"], quantiles["0.975"]]), _number(one["mean_actions"], 4),
-                _number(one["iterations_to_90"], 1), _label(one["values"]),
-            )
+            [
+                str(one["setting"]), f"{one['runs']:,}", f"{one['failed']:,}", f"{low:.3g} to {high:.3g} %",
+                f"{one['success_mean']:.5f}", _number(one["finite_success_mean"], 5),
+                _pair(one["success_mean_interval"]) or why_no_interval(one["runs"] - one["failed"]),
+                f"{one['success_median']:.5f}", f"{one['success_iqm']:.5f}",
+                str(_pair([one["success_quantiles"][level] for level in ("0.025", "0.975")])),
+                _number(one["mean_actions"], 4), to_90(one), _label(one["values"]),
+            ]
         )  # fmt: skip
-    lines += _aligned(rows)
+    table = [["settings", "pairs", "difference", "without failed", "interval", "better", "worse", "sign p",
+              "Wilcoxon p"]]  # fmt: skip
+    for one in summary["differences"]:
+        first, second = one["settings"]
+        table.append(
+            [
+                f"{second} - {first}", f"{one['pairs']:,}", _number(one["mean_difference"], 5, "+"),
+                _number(one["finite_mean_difference"], 5, "+"),
+                _pair(one["mean_difference_interval"]) or why_no_interval(one["pairs"] - one["failed_pairs"]),
+                f"{one['better']:,}", f"{one['worse']:,}",
+                *(_p_value(one[f"{test}_p_holm"]) for test in ("sign", "wilcoxon")),
+            ]
+        )  # fmt: skip
+    if not any(one["failed"] for one in summary["settings"]):
+        rows, table = [row[:5] + row[6:] for row in rows], [row[:3] + row[4:] for row in table]
+    lines += ["", *_aligned(rows)]
     if summary["differences"]:
-        table: list[tuple[str, ...]] = [
-            ("settings", "pairs", "difference", "interval", "better", "worse", "sign p", "Wilcoxon p (both Holm)")
-        ]
-        for one in summary["differences"]:
-            first, second = one["settings"]
-            table.append(
-                (
-                    f"{second} - {first}", f"{one['pairs']:,}", f"{one['mean_difference']:+.5f}",
-                    _pair(one["mean_difference_interval"]), str(one["better"]), str(one["worse"]),
-                    f"{one['sign_p_holm']:.2g}", f"{one['wilcoxon_p_holm']:.2g}",
-                )
-            )  # fmt: skip
-        lines += ["", *_aligned(table)]
+        number = counted(len(summary["differences"]), "comparison")
+        about = "seed by seed: 95 % intervals for all at once (Bonferroni), p-values corrected for all (Holm)"
+        lines += ["", f"{number}, {about}", "", *_aligned(table)]
     return "\n".join(lines)
+
+
+def to_90(one: dict[str, Any]) -> str:
+    """The iterations to 90 % of a setting, as far as they are known."""
+    last, known = one["iterations_to_90"], one["iterations_to_90_resolution"]
+    if known is None:
+        return "unknown"
+    if last is None:
+        return "not reached"
+    first, last = (f"{end:,.1f}".removesuffix(".0") for end in (last - known + 1, last))
+    return last if known == 1 else f"{first} to {last}"
 
 
 def _label(values: dict[str, Any]) -> str:
     return " ".join(f"{name}={value}" for name, value in values.items()) or "the only one"
 
 
-def _pair(ends: list[float] | None) -> str:
-    return "-" if ends is None else f"{ends[0]:.5f} to {ends[1]:.5f}"
+def _pair(ends: list[float] | None) -> str | None:
+    return None if ends is None else f"{ends[0]:.5f} to {ends[1]:.5f}"
 
 
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
+def _number(value: float | None, digits: int, sign: str = "") -> str:
+    return "-" if value is None else f"{value:{sign}.{digits}f}"
 
 
-def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+def _p_value(value: float) -> str:
+    return f"{value:.2g}" if value else "<1e-300"  # float64 has no smaller ones at full precision
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
