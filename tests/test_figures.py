@@ -126,6 +126,16 @@ def test_a_failed_run_ends_at_success_0(sweep):
     assert final[0] == 0 and (final[1:] > 0).all() and len(final) == 8
 
 
+def test_success_that_was_not_evaluated_is_not_drawn(golden):
+    """Of two language models, evaluated after two and three of three iterations."""
+    (found,) = figures.curves_of_sweep(Dataset.open(golden / "sweep-version-1/language"), ["a"])
+    line = found.lines[SUCCESS]
+    table = pd.read_parquet(golden / "sweep-version-1/language/history")
+    expected = [table[table.iteration == i][SUCCESS].median() for i in (1, 2)]
+    assert line.iterations.tolist() == [0, 2, 3] and line.values[2, 1:] == pytest.approx(expected)
+    assert found.lines["loss"].iterations.tolist() == [0, 1, 2]
+
+
 def test_without_history_there_are_no_lines(tmp_path):
     grid = Grid.product(range(2), history_every=0, **SIZES)
     dataset = Dataset.create(tmp_path / "s", grid, {})

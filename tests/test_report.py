@@ -147,6 +147,24 @@ def test_a_recording_goes_to_the_record_of_its_run(report_command, files, record
         assert outcome.code == 2 and "run.npz" in outcome.err[0] and not Path("report.html").exists()
 
 
+def test_a_recording_of_a_language_model_goes_to_its_record_and_shows_its_episodes(command, tiny_folder, tmp_path):
+    flags = ["--backend", "hf", "--model", tiny_folder, "--lr", 1e-3, *SMALL, "--output", "lm.json"]
+    assert command(train, *flags, "--trajectories", "lm.npz").code == 0
+    outcome = command(report, "lm.json", "lm.npz")
+    assert (outcome.code, outcome.err) == (0, [])
+    words = Elements(Path("report.html").read_text()).words()
+    assert "lm.json: iteration 0, the first" in words and "Of the 8 episodes of iteration 2," in words
+    assert "Percent of each action" not in words
+
+
+def test_the_verifiers_verdict_is_shown_whatever_the_reward(command, tmp_path):
+    assert command(train, *SMALL, "--reward", "public-test", "--output", "r.json", "--trajectories", "r.npz").code == 0
+    (found,) = sources.read(["r.json", "r.npz"])
+    for iteration in (0, 2):
+        batch = page.describe_batch(found.recording, iteration)
+        assert batch["private"] == round(8 * found.record["history"][iteration]["train_success_rate"])
+
+
 def test_the_episodes_are_those_of_the_recording(files, grpo_arrays):
     found = sources.read([str(files / "run.json"), str(files / "run.npz")])[0]
     for iteration in (0, 99):
@@ -178,13 +196,18 @@ def test_runs_and_a_sweep_stand_side_by_side(command, files):
     words = Elements(Path("report.html").read_text()).words()
     for part in ("run.json", "swept: lr=0.04", "swept: lr=0.08", "8 of 8 runs", "lr=0.08 minus lr=0.04"):
         assert part in words
+    assert words.count("too few runs (4)") == 3  # two settings, one difference
+    assert words.count("effective-lr") == 1  # that of the run: the sweep's settings have two
     assert "python -m jaxrl_mini.sweep --seeds 0:4 --iterations 3 --groups 2 --group-size 4 --lr 0.04 0.08" in words
     assert {path.name for path in Path("plots").iterdir()} == {f"{name}.png" for name in page.METRICS}
 
 
-def test_a_sweep_without_history_says_so(command, tmp_path):
-    command(sweep, "--seeds", 3, *SMALL, "--history-every", 0, "--output", "swept")
+def test_a_sweep_of_one_run_without_history_says_so(command, tmp_path):
+    command(sweep, "--seeds", 1, *SMALL, "--history-every", 0, "--output", "swept")
     assert command(report, "swept").code == 0
+    words = Elements(Path("report.html").read_text()).words()
+    assert "1 of 1 run." in words and "too few runs (1)" in words and "unknown" in words
+    assert "1 runs" not in words and "effective-lr 0.08" in words
     assert "keeps no history" in Elements(Path("report.html").read_text()).words()
 
 

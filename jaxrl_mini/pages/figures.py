@@ -133,10 +133,11 @@ def curves_of_sweep(dataset: "Dataset", labels: list[str]) -> list[Curves]:
         kept = np.unique(columns["iteration"][rows])
         lines = {}
         for name in METRICS if len(kept) else ():
-            values = columns[name][rows].reshape(len(kept), -1).astype(np.float64)
-            if name == SUCCESS:
-                values = np.vstack([before[mine], np.nan_to_num(values)])
-            iterations = np.append(0, kept + 1) if name == SUCCESS else kept
+            values, iterations = columns[name][rows].reshape(len(kept), -1).astype(np.float64), kept
+            if name == SUCCESS:  # what is no number where it was evaluated belongs to a failed run
+                evaluated = dataset.grid.settings[setting].evaluates(kept)
+                values = np.vstack([before[mine], np.nan_to_num(values[evaluated])])
+                iterations = np.append(0, kept[evaluated] + 1)
             places = evenly(len(iterations), MOST_POINTS)
             lines[name] = Line(iterations[places].astype(float), _quantiles(values[places]))
         found.append(Curves(labels[setting], int(mine.sum()), lines, final=after[mine]))

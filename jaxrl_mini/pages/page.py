@@ -67,7 +67,7 @@ def render(sources: list[Source]) -> str:
     )  # fmt: skip
     environment.filters |= {
         "percent": percent, "number": number, "percents": percents, "numbers": numbers,
-        "capitalize_first": lambda text: text[:1].upper() + text[1:],
+        "count": commandline.counted, "capitalize_first": lambda text: text[:1].upper() + text[1:],
         "level": lambda thousandths: (thousandths + 50) // 100,
     }  # fmt: skip
     unrecorded = [
@@ -76,16 +76,23 @@ def render(sources: list[Source]) -> str:
     ]  # fmt: skip
     drawn = [one for source in sources for one in source.curves[:MOST_SETTINGS]]
     with_lines = [one for one in drawn if one.lines]
-    recorded = sum(source.recording is not None for source in sources)
+    recordings = [(source, source.recording) for source in sources if source.recording is not None]
+    most = max(2, MOST_FRAMES // max(1, len(recordings)))
+    recorded = [
+        {
+            "source": source, "batches": [describe_batch(recording, at) for at in (0, recording.config.iterations - 1)],
+            "policy": _policy(recording, i, most) if "logits" in recording.arrays else None,
+        }
+        for i, (source, recording) in enumerate(recordings)
+    ]  # fmt: skip
     return environment.get_template("report.html").render(
         generator=SOFTWARE, css=Markup(css), script=Markup(script), css_hash=_hash(css), script_hash=_hash(script),
         sources=sources, runs=[source for source in sources if source.config is not None],
         sweeps=[source for source in sources if source.summary is not None],
         curves=with_lines, panels=_panels(with_lines), about=ABOUT, metrics=METRICS,
-        final=[(one, _svg(figures.final_panel(one), f"final{i}-", f"Exact success of {one.runs} runs after training"))
+        final=[(one, _svg(figures.final_panel(one), f"final{i}-", _final_title(one)))
                for i, one in enumerate(drawn) if one.final is not None],
-        policies=[_policy(source, i, max(2, MOST_FRAMES // recorded))
-                  for i, source in enumerate(sources) if source.recording is not None],
+        recorded=recorded, policies=[one for one in recorded if one["policy"]],
         unrecorded=unrecorded, recording_command=_recording_command, report_command=_report_command(sources, []),
         complete_command=_report_command(sources, [_recording_name(source.name) for source in unrecorded]),
         artifacts=artifacts(),
@@ -107,9 +114,9 @@ def percent(value: float | None, digits: int = 1) -> str:
     return "unknown" if value is None else f"{100 * value:.{digits}f} %"
 
 
-def percents(pair: list[float] | None, digits: int = 1) -> str:
+def percents(pair: list[float] | None, digits: int = 1, absent: str = "unknown") -> str:
     """An interval of shares."""
-    return "unknown" if pair is None else f"{100 * pair[0]:.{digits}f} to {100 * pair[1]:.{digits}f} %"
+    return absent if pair is None else f"{100 * pair[0]:.{digits}f} to {100 * pair[1]:.{digits}f} %"
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -124,6 +131,10 @@ def numbers(pair: list[float] | None, digits: int = 3) -> str:
 
 def _svg(figure: Figure, prefix: str, title: str) -> Markup:
     return Markup(figures.to_svg(figure, prefix, title))
+
+
+def _final_title(curves: Curves) -> str:
+    return f"Exact success of {commandline.counted(curves.runs, 'run')} after training"
 
 
 def _panels(curves: list[Curves]) -> dict[str, list[Markup]]:
@@ -190,10 +201,8 @@ def fault(artifact: Artifact) -> str | None:
     return None
 
 
-def _policy(source: Source, place: int, most: int) -> dict[str, Any]:
-    """A policy as it formed: its frames, how they are laid out, and its episodes."""
-    recording = source.recording
-    assert recording is not None
+def _policy(recording: Recording, place: int, most: int) -> dict[str, Any]:
+    """A table policy as it formed: its frames, and how they are laid out."""
     accepted = np.array([fault(artifact) is None for artifact in VARIANTS], float)
     frames = flow.frames(recording.arrays["logits"], accepted, most)
     ends = np.cumsum(list(LAYOUT.values())).tolist()
@@ -211,7 +220,6 @@ def _policy(source: Source, place: int, most: int) -> dict[str, Any]:
     }
     best = frames.likeliest[-1]
     return {
-        "source": source,
         "place": place,
         "data": Markup(json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")),
         "values": frames.values[-1].tolist(),
@@ -230,7 +238,6 @@ def _policy(source: Source, place: int, most: int) -> dict[str, Any]:
         ],
         "variant_names": VARIANT_NAMES,
         "chart": _svg(chart, f"public{place}-", "Shares of episodes over the iterations: handed in, and repaired"),
-        "batches": [describe_batch(recording, 0), describe_batch(recording, len(recording.arrays["actions"]) - 1)],
     }  # fmt: skip
 
 
@@ -283,7 +290,7 @@ def describe_batch(recording: Recording, iteration: int) -> dict[str, Any]:
         "episodes": len(played),
         "submitted": len(submitted),
         "public": sum(one["public"] for one in submitted),
-        "private": int(rewards.sum()),
+        "private": sum(one["private"] for one in submitted),
         "shown": [{**played[i], "reward": int(rewards.flat[i])} for i in shown],
     }
 
@@ -295,5 +302,5 @@ def play(actions: np.ndarray) -> dict[str, Any]:
     steps = [(ACTIONS[action], task.step(ACTIONS[action])) for action in actions.tolist() if action >= 0]
     return {
         "first": first, "steps": steps, "submitted": task.submitted, "lines": task.artifact.lines,
-        "public": public_test_passes(task.artifact),
+        "public": public_test_passes(task.artifact), "private": fault(task.artifact) is None,
     }  # fmt: skip

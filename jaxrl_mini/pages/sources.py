@@ -16,7 +16,7 @@ from jaxrl_mini.runs import records
 from jaxrl_mini.runs.recording import Recording
 from jaxrl_mini.sweeps.grid import sweep_command
 
-SAME = ("method", "iterations", "groups", "group_size", "epochs", "clip", "beta")
+SAME = ("backend", "method", "iterations", "groups", "group_size", "epochs", "clip", "beta")
 """The settings, beside the learning rate, that a recording has in common with the record of its run."""
 
 
@@ -101,13 +101,19 @@ def _read_sweep(path: str) -> Source:
     for one in summary["settings"]:
         one["label"] = " ".join(f"{name}={value}" for name, value in one["values"].items())
         labels[one["setting"]] = f"{path}: {one['label']}" if one["label"] else path
+        one["to_90"] = statistics.to_90(one)
+        one["no_interval"] = statistics.why_no_interval(one["runs"] - one["failed"])
     names = {one["setting"]: one["label"] for one in summary["settings"]}
     for one in summary["differences"]:
         one["names"] = [names[setting] for setting in one["settings"]]
+        one["no_interval"] = statistics.why_no_interval(one["pairs"] - one["failed_pairs"])
     curves = figures.curves_of_sweep(dataset, labels)
     grid = dataset.grid
-    varied = {name for one in summary["settings"] for name in one["values"]} | {"seed", "lr"}
-    common = {name: value for name, value in grid.settings[0].to_dict().items() if name not in varied}
+    first, *others = (config.to_dict() for config in grid.settings)
+    common = {
+        name: value for name, value in first.items()
+        if name not in ("seed", "lr") and all(other[name] == value for other in others)
+    }  # fmt: skip
     about = json.loads(files.read(Path(path) / "sweep.json"))
     return Source(
         path, curves, summary=summary, command=sweep_command(grid, "--output", path),
@@ -140,7 +146,7 @@ def _attach(path: str, sources: list[Source]) -> None:
 
     loaded = recording.read(path)
     for source in sources:
-        if source.config is not None and source.config.backend == "table" and source.recording is None:
+        if source.config is not None and source.recording is None:
             losses = np.array([row["loss"] for row in source.record["history"]], np.float64)
             pairs = [(getattr(source.config, name), getattr(loaded.config, name)) for name in SAME]
             pairs.append((source.config.effective_lr, loaded.config.effective_lr))
