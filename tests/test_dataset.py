@@ -181,6 +181,19 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
     assert set(contents(tmp_path)) == {"thesis.tex"}
 
 
+def test_a_folder_that_another_process_begins_in_between_is_that_of_the_sweep(tmp_path, monkeypatch):
+    listed, begun = Path.iterdir, []
+
+    def begin_and_list(path):
+        if not begun:
+            begun.append(None)
+            Dataset.create(tmp_path, GRID, {"other": "process"})
+        return listed(path)
+
+    monkeypatch.setattr(Path, "iterdir", begin_and_list)
+    assert Dataset.create(tmp_path, GRID, {}).runtime == {"other": "process"}
+
+
 @pytest.mark.parametrize("change", ["schema_version", "grid_sha256", "grid", "torn", "list"])
 def test_a_changed_sweep_json_is_refused(full, change):
     about = full.path / "sweep.json"

@@ -71,7 +71,8 @@ class Dataset:
             if not (folder / "sweep.json").exists():
                 if folder.exists() and not folder.is_dir():
                     raise UserError(f"output {path} is a file: name a folder")
-                if folder.is_dir() and any(not entry.name.startswith(".") for entry in folder.iterdir()):
+                others = folder.is_dir() and any(not entry.name.startswith(".") for entry in folder.iterdir())
+                if others and not (folder / "sweep.json").exists():  # another process may have begun the sweep just now
                     raise UserError(f"output {path} holds other files and no sweep: name another folder")
                 folder.mkdir(parents=True, exist_ok=True)
                 _publish(folder, folder / "sweep.json", (json.dumps(about, indent=1) + "\n").encode())
