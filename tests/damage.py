@@ -71,7 +71,7 @@ def rows(table: str) -> dict[str, np.ndarray]:
     repeats = {"runs": 1, "history": 2}[table]
     part = GRID.part(0)
     columns: dict[str, np.ndarray] = {}
-    for number, field in enumerate({"runs": tables.RUNS, "history": tables.HISTORY}[table]):
+    for number, field in enumerate(tables.schema_of(table, 1)):  # a folder adds the columns of a model
         if field.type == pa.string():
             columns[field.name] = np.full(ROWS * repeats, "grpo")
         else:

@@ -41,7 +41,7 @@ from jaxrl_mini.learning.checkpoint import Checkpoints, Snapshot
 from jaxrl_mini.learning.evaluation import Evaluation
 from jaxrl_mini.policies import pretrained, saved
 from jaxrl_mini.runs import recording, records
-from jaxrl_mini.sweeps import dataset
+from jaxrl_mini.sweeps import tables
 from jaxrl_mini.sweeps.dataset import Dataset
 
 # Intact folders
@@ -163,7 +163,7 @@ def _read_sweep(path: Path) -> None:
 def _read_part(path: Path) -> None:
     for read in Dataset(path.parent.parent, GRID, {}).read(path.parent.name):
         assert read.select(["run", "setting", "seed"]).equals(_labels(path.parent.name))
-        assert read.schema.equals({"runs": dataset.RUNS, "history": dataset.HISTORY}[path.parent.name])
+        assert read.schema.equals(tables.SCHEMAS[path.parent.name])
 
 
 @lru_cache

@@ -283,7 +283,7 @@ def test_any_flags_are_refused_in_one_line_with_nothing_written_or_reach_the_com
                 except Ran:
                     code = -1
             codes.append(code)
-            notes = {"train": "no checkpoint in ", "sweep": " runs: "}.get(name, "\n")
+            notes = {"train": "no checkpoint in ", "sweep": " compilation"}.get(name, "\n")
             said = [line for line in err.getvalue().splitlines() if notes not in line]
             ended = (code, out.getvalue(), len(said))
             assert ended == (2, "", 1) or (code in (0, -1) and not said), (*ended, said, words)
