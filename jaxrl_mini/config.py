@@ -119,7 +119,11 @@ class Config:
     kl: str = setting("exact", "the KL term: over all actions, or an estimator of the sampled one", choices=KLS)
     entropy_bonus: float = setting(0.0, "coefficient of the policy's entropy", minimum=SMALLEST, or_zero=True)
     exact_gradient: bool = setting(False, "train on the expected loss, as of infinitely many groups")
-    reward: str = setting("verifier", f"{', '.join(REWARDS)}, or noisy:p", parse=_one_form)
+    reward: str = setting(
+        "verifier",
+        f"{', '.join(REWARDS)}, or noisy:p; shuffled keeps a batch's number of successes: reinforce learns from it",
+        parse=_one_form,
+    )
     eval_episodes: int = setting(
         500, "sampled evaluation episodes, before and after", minimum=1, maximum=MAX_EVAL_EPISODES
     )

@@ -1,5 +1,6 @@
 """Judges gradient estimators exactly: ``python -m jaxrl_mini.estimators``."""
 
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,8 @@ def main(arguments: list[str]) -> None:
         if picture is not None:
             picture.commit(lambda file: bias.plot(rows, file, Path(flags.plot).suffix[1:]))
     print(bias.as_text(rows))
+    for name in dict.fromkeys(row["policy"] for row in rows if math.isnan(row["variance"])):
+        print(f"{name}: - where a probability of 0 in float64 leaves an estimator no figure", file=sys.stderr)
     print(f"written: {flags.output}" + (f" and {flags.plot}" if flags.plot else ""), file=sys.stderr)
 
 
@@ -85,7 +88,7 @@ def _check_kind(flag: str, path: str, kinds: tuple[str, ...]) -> None:
         try:
             import matplotlib  # noqa: F401
         except ImportError as error:
-            raise UserError("--plot needs matplotlib: pip install 'jaxrl_mini[report]'") from error
+            raise UserError("--plot needs matplotlib: pip install '.[report]' in the source folder") from error
 
 
 def _policies(flags: Any, config: Config) -> list[tuple[str, Any]]:

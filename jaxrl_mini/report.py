@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> None:
         from jaxrl_mini.machine import files
         from jaxrl_mini.pages import figures, page, sources
     except ModuleNotFoundError as error:
-        raise UserError(f"a report needs {error.name}: pip install 'jaxrl_mini[report]'") from error
+        raise UserError(f"a report needs {error.name}: pip install '.[report]' in the source folder") from error
 
     found = sources.read(flags.sources)
     drawn = {} if flags.figures is None else {f"{name}.png": name for name in figures.METRICS}

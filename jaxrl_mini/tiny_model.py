@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> None:
         "--warm-start",
         action="store_true",
         help="learn uniformly random play as text first: a random model gives an action of three tokens a probability "
-        "near 1e-11 and would never try it",
+        "near 1e-11 and would hardly ever try it",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace what is in DIR")
     chosen = parser.parse_args(arguments)

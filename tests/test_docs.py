@@ -125,7 +125,7 @@ def sentences() -> dict[str, str]:
 
 
 METRICS = dict(zip(("success", "to 90", "actions", "entropy"), variants.METRICS, strict=True))
-SAID_BY_README = ("variants", "unbiased", "with KL", "without KL", "cispo", "public test", "shuffled")
+SAID_BY_README = ("variants", "unbiased", "with KL", "without KL", "cispo", "public test", "shuffled", "bounds")
 
 
 def findings() -> dict[str, str]:
@@ -155,8 +155,18 @@ def findings() -> dict[str, str]:
     assert all(judged(one, "group-std", "fixed-length")["angle"] < 1e-4 for one in at)
     angles = [judged(one, "group-std")["angle"] for one in at]
     (exact,) = set(of["exact gradient"][METRICS["to 90"]]["quantiles"].values())
-    k1, scores = judged(10, "k1", what="kl"), controls["shuffled"]["private_success_by_seed"]
+    k1, term = (judged(10, kl, what="kl") for kl in ("k1", "exact"))
+    scores = controls["shuffled"]["private_success_by_seed"]
+    many, moved = results("variants/many-seeds"), results("variants/many-seeds")["controls"]
     assert {one["seeds"] for one in controls.values()} == {len(scores)} == {1000}
+    assert {one["moved"] for one in moved.values()} == {many["seeds"]} == {10000}
+    differ = many["seeds_that_differ"]
+    assert differ["cispo"] == differ["no clip"] == len(many["seeds_outside"])
+    assert differ["clip-high 0.28"] == differ["dual-clip"] == 0 and min(many["seeds_outside"]) >= study["seeds"]
+
+    def ends(control: str) -> tuple[str, str]:
+        return f"{moved[control]['mean']:.4f}", f"{moved[control]['standard_error']:.4f}"
+
     private = {name: one["private_success"]["mean"] for name, one in controls.items()}
     return {
         "variants": f"{len(of)} variants with {study['seeds']:,} seeds each",
@@ -186,7 +196,8 @@ def findings() -> dict[str, str]:
         "price": gap("exact gradient", "default", "to 90"),
         "k1": f"`k1` differs by {gap('k1', 'default', 'success')} from the exact KL and by "
         f"{gap('k1', 'no KL', 'success')} from no KL",
-        "k1's gradient": f"{100 * k1['size']:.0f} % of the size of the true one and {k1['angle']:.0f} degrees away",
+        "k1's gradient": f"{100 * k1['size'] / term['size']:.0f} % of the size of that of the term it replaces, and "
+        f"{k1['angle']:.0f} degrees away from the gradient of the KL between whole episodes",
         "k2": f"`k2` differs by {gap('k2', 'default', 'success')}",
         "k3": f"`k3` by {gap('k3', 'default', 'success')}",
         "variance": f"{judged(100, 'k3', what='kl')['variance']:.0f} against "
@@ -196,15 +207,26 @@ def findings() -> dict[str, str]:
         "shuffled": f"{private['shuffled']:.3f} on average, with a standard deviation of "
         f"{controls['shuffled']['private_success']['deviation']:.3f}, but seed {np.argmax(scores)} got to "
         f"{max(scores):.3f}",
+        "bounds": f"in {study['seeds']:,} seeds, and in {len(many['seeds_outside'])} of {many['seeds']:,}",
+        "many seeds": f"to a KL of {moved['shuffled']['mean_kl']:.3f} nats on average, and their mean success is "
+        f"{ends('shuffled')[0]} with a standard error of {ends('shuffled')[1]}, where {many['before']:.4f} was before",
+        "coins": "{}, standard error {}".format(*ends("coins")),
+        "reinforce, shuffled": "{} (standard error {})".format(*ends("shuffled, reinforce, fixed-length")),
         "noisy": f"{private['noisy:0.2']:.3f} in place of {private['verifier']:.3f}",
     }
 
 
 def test_what_is_said_of_the_study_of_estimators_is_what_it_found():
-    page, readme = (" ".join(path.read_text().split()) for path in (ROOT / "docs/estimators.md", READMES[0]))
+    pages = (ROOT / "docs/estimators.md", READMES[0], ROOT / "docs/first-run.md")
+    page, readme, notebook = (" ".join(path.read_text().split()) for path in pages)
     for name, sentence in findings().items():
         assert sentence in page, name
         assert name not in SAID_BY_README or sentence in readme, name
+    many = results("variants/many-seeds")
+    assert (
+        f"{many['controls']['shuffled']['mean']:.4f} with a standard error of "
+        f"{many['controls']['shuffled']['standard_error']:.4f} from {many['before']:.4f}"
+    ) in notebook
     blocks = [text for _, text in BLOCK.findall((ROOT / "docs/estimators.md").read_text())]
     assert variants.as_text(results("variants/variants")) + "\n" in blocks
 

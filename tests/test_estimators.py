@@ -92,3 +92,43 @@ def test_what_cannot_be_judged_is_refused_in_one_line(judge, tmp_path, arguments
     outcome = judge(*arguments)
     assert outcome.code == 2 and len(outcome.err) == 1 and words in outcome.err[0]
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def certain(gap: float) -> np.ndarray:
+    """A policy that reads first, by so much."""
+    logits = np.zeros((24, 6))
+    logits[0, 0] = gap
+    return logits
+
+
+def test_a_probability_of_zero_counts_as_nothing_where_that_is_the_limit_and_is_no_number_else():
+    """At a gap of 800 five probabilities are 0 in float64; at 600 they are 1e-261."""
+    settings = {"advantages": ["rloo"], "aggregations": ["fixed-length"], "groups": 4, "group_size": 8}
+    names = ("size", "cosine", "angle", "variance", "gain")
+    at, limit = (bias.judge("certain", certain(gap), ACCEPTED, **settings) for gap in (800, 600))
+    for row, expected in zip(at, limit, strict=True):
+        figures, wanted = ([one[name] for name in names] for one in (row, expected))
+        if row["kl"] == "k3":
+            assert np.isnan(figures).all() and np.isnan(row["signal_to_noise"])
+        else:
+            np.testing.assert_allclose(figures, wanted, rtol=1e-9, atol=1e-12)
+    (line,) = (line.split() for line in bias.as_text(at).splitlines() if " k3 " in line)
+    assert line[5:] == ["-"] * 6
+
+
+def test_what_is_no_number_is_said(judge):
+    from jaxrl_mini.config import Config
+    from jaxrl_mini.policies.saved import save_table
+
+    save_table("kept", certain(800).astype(np.float32), Config())
+    outcome = judge(*SMALL, "--policy", "kept", "--output", "e.csv")
+    assert outcome.code == 0
+    assert [line for line in outcome.err if "a probability of 0" in line] == outcome.err[:1]
+
+
+def test_signal_is_the_size_of_the_mean_by_the_deviation_of_an_episode():
+    row = rows_of()[0]
+    norm = row["size"] * np.linalg.norm(
+        moments.law_of(np.full((24, 6), -np.log(6)), rewards.success_by_outcome(ACCEPTED, reward="verifier")).gradient
+    )
+    assert row["signal_to_noise"] == pytest.approx(norm / row["variance"] ** 0.5, rel=1e-12)

@@ -211,6 +211,10 @@ def test_with_one_kind_of_task_a_deviation_changes_the_size_alone():
     for advantage in ("group-std", "group-sample-std", "group-mean", "batch-std", "maxrl"):
         mean = moments.batch_moments(law, 4, 8, Variant(advantage, "fixed-length")).mean
         assert cosine(mean, law.gradient) == pytest.approx(1.0, abs=1e-9)
+        plain, divided = (
+            moments.batch_moments(law, 4, 8, Variant(one, "step-mean")).mean for one in ("rloo", advantage)
+        )
+        assert math.degrees(math.acos(min(1.0, cosine(plain, divided)))) < 0.005  # a few thousandths
 
 
 def test_batches_of_too_many_counts_are_refused():

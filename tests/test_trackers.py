@@ -120,7 +120,7 @@ def test_what_is_no_tracker_is_refused_naming_those_there_are(target):
 
 def test_a_library_that_is_not_here_is_named_with_its_extra(monkeypatch):
     monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"--track wandb needs wandb: pip install 'jaxrl_mini\[wandb\]'"):
+    with pytest.raises(UserError, match=r"--track wandb needs wandb: pip install '.\[wandb\]'"):
         trackers.check(["wandb"])
 
 

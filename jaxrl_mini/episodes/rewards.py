@@ -41,6 +41,11 @@ def rewards_of(
     passes. shuffled: the verifier's verdicts, permuted within the batch. constant: 1 for every episode. noisy:p: each
     of the verifier's verdicts is flipped with probability p.
 
+    Under `shuffled` each of a batch's n episodes gets, in expectation, 1 / n of the batch's successes, whatever it did
+    itself. Where the advantages of a group sum to 0, the expected gradient of the first step on a batch is then 0. With
+    `reinforce` it is not: its own success is among those, so with `fixed-length` the expected gradient is the true one,
+    1 / n of its size.
+
     With `constant`, an advantage that is 0 in a group without differences and `--kl exact`, k2 or k3, the table policy
     stays at its reference to the bit, whatever beta is. A language model does with beta 0; its reference is computed by
     another program, and Adam makes steps of the rounding between them.

@@ -48,7 +48,8 @@ def judge(
       aggregation, kl, size (norm of the expected gradient by that of the exact one), cosine and angle in degrees
       (between the two; NaN where one of them is 0), variance (trace of the covariance, of a batch, times its episodes),
       signal_to_noise (norm of the expected gradient by the root of that variance), gain (what the step of that length
-      along the expected gradient adds to the exact success; against it, for a `kl` row).
+      along the expected gradient adds to the exact success; against it, for a `kl` row). All of these are NaN where a
+      probability underflows to 0 and the expectation does not follow from p log p being 0 there: for k3.
     """
     log_probs = log_softmax(np.asarray(logits, np.float64), axis=1)
     truth = moments.law_of(log_probs, rewards.success_by_outcome(accepted, reward="verifier"))
@@ -59,7 +60,7 @@ def judge(
         size, norm = np.linalg.norm(exact), np.linalg.norm(found.mean)
         # Below this, what is left of a gradient of 0 is rounding.
         flat = min(size, norm) < 1e-14
-        cosine = np.nan if flat else min(1.0, max(-1.0, float((found.mean * exact).sum() / (size * norm))))
+        cosine = np.nan if flat else float(np.clip((found.mean * exact).sum() / (size * norm), -1.0, 1.0))
         after = logits + sign * step * found.mean / norm if norm else logits
         gain = float(success.exact_of_logits(after, accepted).success_rate) - truth.success
         rows.append(
@@ -72,7 +73,7 @@ def judge(
                 "angle": float(np.degrees(np.arccos(cosine))),
                 "variance": variance,
                 "signal_to_noise": float(norm / variance**0.5) if variance > 0 else np.nan,
-                "gain": gain if norm >= 1e-14 else 0.0,
+                "gain": 0.0 if norm < 1e-14 else gain,
             }
         )
 
@@ -113,7 +114,7 @@ def as_text(rows: Sequence[Row]) -> str:
                 row["policy"], f"{row['success']:.4f}", row["what"], row["advantage"] or row["kl"], row["aggregation"],
                 *(_number(row[name], digits) for name, digits in (("size", 4), ("cosine", 6), ("angle", 2))),
                 *(_number(row[name], digits) for name, digits in (("variance", 5), ("signal_to_noise", 3))),
-                f"{row['gain']:+.5f}",
+                _number(row["gain"], 5, sign="+"),
             )
         )  # fmt: skip
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
@@ -122,8 +123,8 @@ def as_text(rows: Sequence[Row]) -> str:
     )
 
 
-def _number(value: float, digits: int) -> str:
-    return "-" if np.isnan(value) else f"{value:.{digits}f}"
+def _number(value: float, digits: int, sign: str = "-") -> str:
+    return "-" if np.isnan(value) else f"{value:{sign}.{digits}f}"
 
 
 def plot(rows: Sequence[Row], file: IO[bytes], kind: str) -> None:

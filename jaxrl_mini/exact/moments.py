@@ -229,19 +229,25 @@ def kl_moments(law: Law, reference: Float[np.ndarray, "context action"], kl: str
     lengths = np.maximum(np.arange(law.ends.shape[1]), 1)
     shares = 1.0 / lengths if aggregation == "episode-mean" else np.full(len(lengths), 1.0 / MAX_STEPS)
     choices, probs = law.choices.sum(axis=0), law.probs
-    gap = np.log(probs) - reference
+    gap = _log(probs) - reference
     if kl == "exact":
         each = probs * (gap - (probs * gap).sum(axis=1, keepdims=True))
         visits = choices.sum(axis=2)
         mean = np.einsum("l,lc->c", shares, visits)[:, None] * each
         second = np.einsum("l,lc,ca->", shares**2, visits, each**2)
     else:
-        weight = {"k1": np.ones_like(gap), "k2": gap, "k3": 1.0 - np.exp(-gap)}[kl]
+        rarest = np.where(probs > 0, 1.0, np.nan)  # there, k3 weighs with reference / 0
+        weight = {"k1": np.ones_like(gap), "k2": gap, "k3": (1.0 - np.exp(-gap)) * rarest}[kl]
         weighted = np.einsum("l,lca->ca", shares, choices) * weight
         mean = weighted - probs * weighted.sum(axis=1, keepdims=True)
         squares = 1.0 - 2.0 * probs + (probs**2).sum(axis=1, keepdims=True)
-        second = np.einsum("l,lca,ca->", shares**2, choices, weight**2 * squares)
+        second = np.einsum("l,lca,ca->", shares**2, choices * weight, weight * squares)
     return Moments(mean, float(second - (mean**2).sum()))
+
+
+def _log(probs: Float[np.ndarray, "context action"]) -> Float[np.ndarray, "context action"]:
+    """The logarithm, and any number where the probability is 0: p log p is 0 there."""
+    return np.log(np.where(probs > 0, probs, 1.0))
 
 
 def episode_kl_gradient(
@@ -252,7 +258,7 @@ def episode_kl_gradient(
     That divergence is the expected sum of the steps' divergences, and its gradient has a part that the KL term of the
     loss leaves out: an action also leads to states where the policies differ more, or less.
     """
-    gap = (np.log(probs) - reference).reshape(MAX_STEPS, NUM_VARIANTS, NUM_ACTIONS)
+    gap = (_log(probs) - reference).reshape(MAX_STEPS, NUM_VARIANTS, NUM_ACTIONS)
     by_step = probs.reshape(gap.shape)
     ahead, costs = np.zeros(NUM_VARIANTS), []
     for step in reversed(range(MAX_STEPS)):

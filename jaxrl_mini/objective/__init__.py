@@ -6,9 +6,10 @@ The ratio of new to behavior probability depends on (context, action) only, so t
 of a few sums over the batch (`Credit`). It is exact, its cost does not grow with the batch, and it is a sum over
 contexts, so gradients can be accumulated over any partition of them.
 
-In the first epoch after sampling every ratio is 1 and the advantages of a group sum to 0, so the surrogate starts
-near 0 by construction while its gradient does not: read the gradient norm and the mixed groups beside the loss. A
-group whose rewards are all equal has advantage 0; a batch of such groups has loss beta * KL, and moves by it.
+In the first epoch after sampling every ratio is 1. With `episode-mean`, and advantages that sum to 0 in a group (all
+but those of `reinforce` do), the surrogate is then 0 but for rounding (that of `cispo` is a sum of log p), while its
+gradient is not: read the gradient norm and the mixed groups beside the loss. But for `reinforce`, a group whose rewards
+are all equal has advantage 0; a batch of such groups has loss beta * KL, and moves by it.
 """
 
 from jaxrl_mini.objective.advantage import advantages, group_advantages, outcome_advantages, retention_weights

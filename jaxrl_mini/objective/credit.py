@@ -6,8 +6,9 @@ An action's share says how steps and episodes are averaged, in a batch of N epis
   GRPO, Shao et al. 2024 (arXiv 2402.03300), equation 3; verl's `seq-mean-token-mean`.
 - step-mean: 1 / (actions of the batch). Source: DAPO, Yu et al. 2025 (arXiv 2503.14476), which writes it over
   a group; verl's `token-mean` and TRL's `dapo` take it over the batch, as here.
-- fixed-length: 1 / (6 * N), where 6 is the longest episode: of the three, the only one whose expected gradient is that
-  of an expectation over episodes. Source: Dr. GRPO, Liu et al. 2025 (arXiv 2503.20783). TRL's `dr_grpo`
+- fixed-length: 1 / (6 * N), where 6 is the longest episode. With the reward as advantage, less a baseline of the other
+  episodes or none, the expected gradient is that of the expected reward, by 6; with episode-mean and no baseline it is
+  that of the expectation of reward / length. Source: Dr. GRPO, Liu et al. 2025 (arXiv 2503.20783). TRL's `dr_grpo`
   is the same; verl's `seq-mean-token-sum-norm` did not divide by N at first.
 """
 

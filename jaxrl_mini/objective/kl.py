@@ -37,10 +37,12 @@ def sampled_kl(
     """What a sampled action contributes in place of the exact KL, with d = log p - log q.
 
     k1 = d; k2 = d^2 / 2; k3 = exp(-d) - 1 + d. Source: Schulman 2020, http://joschu.net/blog/kl-approx.html; k3 is
-    GRPO's, Shao et al. 2024 (arXiv 2402.03300), equation 4. As values, k1 and k3 are unbiased for KL(policy ||
-    reference) on-policy. As losses, an action's gradient is (1, d, 1 - q / p) * grad log p, whose expectations are 0,
-    grad KL(policy || reference) and grad KL(reference || policy): Liu et al. 2025 (arXiv 2510.01555). There, as here,
-    actions that an older policy sampled are not weighted by the ratio, which is what TRL and verl do by default.
+    GRPO's, Shao et al. 2024 (arXiv 2402.03300), equation 4. On-policy, k1 and k3 as values are unbiased for KL(policy
+    || reference). As losses, an action's gradient is (1, d, 1 - q / p) * grad log p, whose expectations on-policy are
+    0, grad KL(policy || reference) and grad KL(reference || policy). Liu et al. 2025 (arXiv 2510.01555) judge losses
+    so, and call k3 a first-order approximation of the right one, that of k2. They also criticize what is done here, and
+    by TRL and verl by default: actions that an older policy sampled, in all but the first step on a batch, are not
+    weighted by the ratio.
     """
     gap = log_probs - reference
     if estimator == "k1":

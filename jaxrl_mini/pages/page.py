@@ -43,8 +43,9 @@ EPISODES = 4
 """Episodes shown of the first batch and of the last: the first of so many groups."""
 
 ABOUT = {
-    "loss": "What the optimizer lowers. It is no measure of success: for grpo it starts near zero by construction, "
-    "and what is left at the end is mostly the penalty for having moved away from the initial policy.",
+    "loss": "What the optimizer lowers. It is no measure of success: for grpo with its default settings it starts near "
+    "zero by construction, and what is left at the end is mostly the penalty for having moved away from the initial "
+    "policy.",
     "mean_kl": "How far the policy has moved from the one it started as, averaged over the sampled actions.",
     "entropy": "How undecided the policy is where it acts: 1.79 nats is the throw of a die, 0 is certainty.",
     "ratio_outside_clip_fraction": "Share of the sampled actions whose probability one iteration changed by more than "

@@ -7,9 +7,10 @@ read, because importing it takes seconds. Nothing is fetched, no code from a fol
 
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 TOKENIZERS = (("tokenizer.json",), ("vocab.json", "merges.txt"))
 """A folder has a tokenizer if it has all files of one of these."""
 _FILE = ("_file", "_files")
+ADAPTER = "adapter_config.json"
 COMPANIONS = (
     "config.json",
     "generation_config.json",
@@ -74,12 +76,18 @@ def load_checkpoint(folder: str | os.PathLike[str], dtype: DTypeLike = jnp.float
 
     Raises:
       CheckpointError: a file is missing or damaged, the architecture or one of its flags is not supported, a
-        tensor is missing, has another shape or should not be there, or there is no end-of-text token.
+        tensor is missing, has another shape or should not be there, there is an adapter beside the weights, or there
+        is no end-of-text token.
     """
     folder = Path(folder)
     try:
         if not folder.is_dir():
             raise CheckpointError(f"model {str(folder)!r} is not a folder: give one with a Hugging Face checkpoint")
+        if (folder / ADAPTER).exists():
+            raise CheckpointError(
+                f"model {str(folder)!r} has an {ADAPTER}, and no adapter is read: merge it into the weights with peft, "
+                "AutoPeftModelForCausalLM.from_pretrained(FOLDER).merge_and_unload().save_pretrained(NEW_FOLDER)"
+            )
         config = _read_config(folder)
         tensors = dict(_tensors(_weight_files(folder)))
         if config.n_layer > len(tensors):  # before a network of so many blocks is described
@@ -171,15 +179,59 @@ def _read_tokenizer(folder: Path) -> tuple[Encode, int]:
         raise CheckpointError(
             f"model {str(folder)!r} has no EOS token: set eos_token in tokenizer_config.json to one of its vocabulary"
         )
-    return partial(_encode, tokenizer, folder), tokenizer.eos_token_id
+    _compare_ends(folder, token, tokenizer.eos_token_id)
+    return partial(_encode, tokenizer, _plain_tokenizer(folder), folder), tokenizer.eos_token_id
 
 
-def _encode(tokenizer: Any, folder: Path, texts: Sequence[str]) -> list[list[int]]:
+def _plain_tokenizer(folder: Path) -> Any:
+    """What the tokenizers library itself reads in tokenizer.json; None where the tokenizer is in two files."""
+    import tokenizers
+
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return None
+    data = files.read(path).decode(errors="replace")
+    plain = _transformers(lambda _: tokenizers.Tokenizer.from_str(data), folder, "tokenizer")
+    plain.no_truncation()
+    plain.no_padding()
+    plain.encode_special_tokens = True
+    return plain
+
+
+def _encode(tokenizer: Any, plain: Any, folder: Path, texts: Sequence[str]) -> list[list[int]]:
+    """Ids by transformers, which are also those of the file: some of its classes leave out parts of a pipeline."""
     if not texts:
         return []
     options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
     ids: list[list[int]] = _transformers(lambda _: tokenizer(list(texts), **options).input_ids, folder, "tokenizer")
+    if plain is None:
+        return ids
+    encodings = _transformers(lambda _: plain.encode_batch(list(texts), add_special_tokens=False), folder, "tokenizer")
+    of_file = [encoding.ids for encoding in encodings]
+    if ids != of_file:
+        text = min((text for text, *both in zip(texts, ids, of_file, strict=True) if both[0] != both[1]), key=len)
+        raise CheckpointError(
+            f"transformers gives {text[:60]!r} other tokens than tokenizer.json of model {str(folder)!r} says: set "
+            f"tokenizer_class in tokenizer_config.json to PreTrainedTokenizerFast, which takes the file as it is"
+        )
     return ids
+
+
+def _compare_ends(folder: Path, token: str, end_of_text: int) -> None:
+    """Says where a configuration ends a text with another token than the tokenizer, whose is used."""
+    for name in ("config.json", "generation_config.json"):
+        stated = _read_json(folder / name).get("eos_token_id") if (folder / name).is_file() else None
+        if stated is not None and end_of_text not in (stated if isinstance(stated, list) else [stated]):
+            _say(
+                f"{name} of model {str(folder)!r} has eos_token_id {stated!r}, its tokenizer has {token!r}, id "
+                f"{end_of_text}: candidates end with the tokenizer's"
+            )
+
+
+@cache
+def _say(message: str) -> None:
+    """To stderr, once a process."""
+    print(message, file=sys.stderr, flush=True)
 
 
 def _tokenizer_settings(folder: Path) -> dict[str, Any]:

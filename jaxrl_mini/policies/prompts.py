@@ -28,6 +28,9 @@ CANDIDATES = tuple(f" {action}" for action in ACTIONS)
 CONTINUING = [action for action in range(NUM_ACTIONS) if not TABLES.submits[:, :, action].any()]
 """The actions after which an episode can go on."""
 
+UNHEARD_OF = "\u16a0\u2042"
+"""A letter and a sign that no text of the task has."""
+
 Encode = Callable[[Sequence[str]], list[list[int]]]
 """Turns texts into token ids, with no special token added and none recognized in the text."""
 
@@ -137,20 +140,25 @@ def tokenize_task(encode: Encode, end_of_text: int) -> TaskTokens:
     That the joined ids of a prompt's parts equal the ids of its whole text is checked for each of the 3,906
     prompts, one by one. That a candidate joins what precedes it is checked after each segment that can end a
     prompt, in the shortest such prompt: by the first check, what lies further back does not reach the seam.
+    White space may vanish; another character may not, though a word may have the token for what is unknown. And no two
+    texts may have the same tokens.
 
     Args:
       encode: the tokenizer.
       end_of_text: the token that ends a candidate.
 
     Raises:
-      PromptError: naming the first join that changes tokens, or a candidate that cannot be told apart.
+      PromptError: naming the characters that are lost, the first join that changes tokens, or texts that cannot be
+        told apart.
     """
     shape = (MAX_STEPS - 1, NUM_VARIANTS, NUM_ACTIONS)
     places = [(step, variant, a) for step, variant, a in np.ndindex(shape) if a in CONTINUING]
-    encoded = encode([opening_text(), *CANDIDATES, *(segment_text(*place) for place in places)])
+    texts = [opening_text(), *CANDIDATES, *(segment_text(*place) for place in places)]
+    encoded = encode(texts)
     opening, candidates, segments = encoded[0], encoded[1 : 1 + NUM_ACTIONS], encoded[1 + NUM_ACTIONS :]
     if not opening:
         raise PromptError("the task's first prompt has no token: give a tokenizer that knows its text")
+    _check_characters(encode, texts, encoded)
     _check_joins(encode, opening, dict(zip(places, segments, strict=True)), candidates)
     lengths = np.zeros(shape, np.int32)
     tokens = np.zeros((*shape, max(map(len, segments))), np.int32)
@@ -159,6 +167,25 @@ def tokenize_task(encode: Encode, end_of_text: int) -> TaskTokens:
         tokens[place][tokens.shape[-1] - len(ids) :] = ids
     tree = token_tree([[*ids, end_of_text] for ids in candidates], CANDIDATES)
     return TaskTokens(np.array(opening, np.int32), tokens, lengths, tree)
+
+
+def _check_characters(encode: Encode, texts: list[str], encoded: list[list[int]]) -> None:
+    words = sorted({f" {word}" for text in texts for word in text.split()})
+    space, unheard_of, *of_words = encode([" ", UNHEARD_OF, *words])
+    unknown = set(unheard_of) - set(space)
+    read = {word: ids for word, ids in zip(words, of_words, strict=True) if unknown.isdisjoint(ids)}
+    places = [(word, at) for word in read for at in range(1, len(word))]
+    without = encode([word[:at] + word[at + 1 :] for word, at in places])
+    lost = {word[at] for (word, at), ids in zip(places, without, strict=True) if ids == read[word]}
+    if lost:
+        named = ", ".join(map(repr, sorted(lost)))
+        raise PromptError(f"the tokenizer loses {named} of the task's texts: use one that has tokens for all of them")
+    known: dict[tuple[int, ...], str] = {}
+    for text, ids in zip(texts, encoded, strict=True):
+        if (other := known.setdefault(tuple(ids), text)) != text:
+            raise PromptError(
+                f"the tokenizer gives {other!r} and {text!r} the same tokens: use one that tells them apart"
+            )
 
 
 def _check_joins(

@@ -43,7 +43,7 @@ def check(targets: Sequence[str], resuming: bool = False) -> None:
         ):  # fmt: skip
             raise UserError(f"--track {target!r} is unknown: expected one of {', '.join(TRACKERS)}")
         if importlib.util.find_spec(kind) is None:
-            raise UserError(f"--track {target} needs {kind}: pip install 'jaxrl_mini[{kind}]'")
+            raise UserError(f"--track {target} needs {kind}: pip install '.[{kind}]' in the source folder")
         if kind == "tensorboard":
             _check_place(folder, resuming)
     if len(set(targets)) < len(targets):

@@ -157,7 +157,7 @@ def compute_on_ray(dataset: Dataset, numbers: Sequence[int], address: str | None
     try:
         import ray
     except ImportError as error:
-        raise UserError("--engine ray needs Ray: pip install 'jaxrl_mini[ray]'") from error
+        raise UserError("--engine ray needs Ray: pip install '.[ray]' in the source folder") from error
     if not ray.is_initialized():
         try:
             _check_answers(address)

@@ -1,0 +1,128 @@
+"""Every command of the pages runs as it stands there, and prints what is shown.
+
+A page's commands run in order, each in a process of its own, in one new copy of the sources, as a reader would follow the
+page; so do the programs of pages that `test_docs_programs` does not run. What is shown after commands has to stand, word
+for word, in what they printed; `...` leaves out what it likes.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PROGRAMS = ("extending.md", "first-run.md")
+"""Pages whose programs `test_docs_programs` runs; the Chinese README has the blocks of the English one."""
+QUICK = ("checks.md", "sweeps.md")
+"""Pages that take seconds; the others train language models, or sixty thousand runs."""
+
+NOT_RUN = {"make test": "this is it"}
+"""Commands that are not run, and why. What `make` would install before a command is there already."""
+PRINTED_ELSEWHERE = ("interval of",)
+"""How what is shown begins that no command above it printed: `test_docs` compares it with the results."""
+TYPED = {"--human": "fix_low\nfix_high\nfinish\n"}
+COLLIDING = {
+    "python -m jaxrl_mini.train --iterations 2000 --checkpoint runs/kept --resume",
+    "python -m jaxrl_mini.train --backend hf --model runs/bpe --lr 1e-3 --iterations 80",
+}
+"""Of the README: their record has the name of another run's, made by a command above, and is refused."""
+
+
+class Step(NamedTuple):
+    """A block of a page."""
+
+    kind: str
+    """commands, python or shown."""
+    parts: list[str]
+
+
+def steps(path: Path) -> list[Step]:
+    found = []
+    for language, text in BLOCK.findall(path.read_text()):
+        if language == "python":
+            found.append(Step("python", [text]))
+        elif text.startswith("#!/bin/bash"):
+            found.append(Step("commands", [text]))
+        elif text.startswith(("python -m ", "make ", "jaxrl-mini ")):
+            lines = text.replace("\\\n", " ").splitlines()
+            found.append(Step("commands", [line.partition(" #")[0].strip() for line in lines]))
+        elif not language and not text.startswith(PRINTED_ELSEWHERE):
+            found.append(Step("shown", [text]))
+    return found
+
+
+PAGES = {
+    path.name: found
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+    if path.name not in PROGRAMS and (found := steps(path))
+}
+
+
+def sources(folder: Path) -> Path:
+    """A checkout in which everything that `make` installs is there."""
+    made = shutil.ignore_patterns(".*", "__pycache__", "build", "runs", "sweeps", "*.egg-info")
+    copied = shutil.ignore_patterns(".*", "__pycache__", "build", "sweeps", "*.egg-info")
+    shutil.copytree(ROOT, folder, ignore=lambda place, names: (made if Path(place) == ROOT else copied)(place, names))
+    environment = folder / ".venv"
+    environment.mkdir()
+    for entry in Path(sys.prefix).iterdir():
+        if entry.suffix != ".stamp":
+            (environment / entry.name).symlink_to(entry)
+    for name in ("train", "test", "docs"):
+        (environment / f"{name}.stamp").touch()
+    return folder
+
+
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=() if page in QUICK else pytest.mark.full, id=page) for page in PAGES]
+)
+def test_the_commands_of_a_page_run_in_order_and_print_what_is_shown(page, tmp_path):
+    folder, printed = sources(tmp_path / "jaxrl_mini"), ""
+    # As of a new shell that has activated the environment; a job array's task has its number.
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    environment |= {"PATH": f"{folder / '.venv/bin'}:{os.environ['PATH']}", "SLURM_ARRAY_TASK_ID": "1"}
+    for kind, parts in PAGES[page]:
+        if kind == "shown":
+            assert_printed(parts[0], printed)
+            continue
+        printed = ""
+        for part in parts:
+            if part in NOT_RUN:
+                continue
+            done = subprocess.run(
+                [sys.executable, "-c", part] if kind == "python" else ["bash", "-c", part],
+                input=next((text for flag, text in TYPED.items() if flag in part), ""),
+                cwd=folder, env=environment, capture_output=True, text=True,
+            )  # fmt: skip
+            if page == "README.md" and part in COLLIDING:
+                assert done.returncode == 2 and "--overwrite" in done.stderr, (part, done.stderr)
+                continue
+            assert done.returncode == 0, (part, done.stdout, done.stderr)
+            assert kind == "python" or "Traceback" not in done.stderr, (part, done.stderr)
+            printed += done.stdout
+
+
+def assert_printed(shown: str, printed: str) -> None:
+    at = 0
+    for word in re.findall(r"[^\s{},]+", shown):
+        beginning = word.removesuffix("...")
+        at = printed.find(beginning, at)
+        assert at >= 0, (word, shown, printed)
+        at += len(beginning)
+
+
+def test_what_is_not_run_stands_in_a_page():
+    """And what is shown is compared with something."""
+    commands = {part for found in PAGES.values() for kind, parts in found for part in parts if kind == "commands"}
+    assert {*NOT_RUN, *COLLIDING} <= commands
+    assert all(any(flag in part for part in commands) for flag in TYPED)
+    assert {*QUICK, "README.md"} <= {*PAGES}
+    with pytest.raises(AssertionError):
+        assert_printed("a 1.25... b", "a 1.24 b")
+    assert_printed('{"a": 1.2..., ...}', 'x {"b": 0, "a": 1.25}')
