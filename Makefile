@@ -19,7 +19,7 @@ train-lm: $(VENV)/train.stamp
 	$(BIN)/python -m jaxrl_mini.train --backend hf --model runs/tiny-gpt2 --lr 1e-3 --iterations 80
 
 test: $(VENV)/test.stamp lint
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "not full"
 
 lint: $(VENV)/test.stamp
 	$(BIN)/ruff check .

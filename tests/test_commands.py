@@ -1,8 +1,8 @@
 """Every command of the pages runs as it stands there, and prints what is shown.
 
-A page's commands run in order, each in a process of its own, in one new copy of the sources, as a reader would follow the
-page; so do the programs of pages that `test_docs_programs` does not run. What is shown after commands has to stand, word
-for word, in what they printed; `...` leaves out what it likes.
+A page's commands run in order, each in a process of its own, in one new copy of the sources, as a reader would follow
+the page; so do the programs of pages that `test_docs_programs` does not run. What is shown after commands has to stand,
+word for word, in what they printed; `...` leaves out what it likes.
 """
 
 import os
