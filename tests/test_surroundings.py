@@ -13,22 +13,24 @@ from jaxrl_mini.runs import records
 SHORT = ["--iterations", "1", "--eval-episodes", "1", "--output", "r.json"]
 
 
-def start(folder: Path, *words: str, environment: dict[str, str] | None = None, **streams) -> subprocess.Popen:
-    command = [sys.executable, "-W", "error", *words]
+def start(
+    folder: Path, *words: str, environment: dict[str, str] | None = None, closing: str = "", **streams
+) -> subprocess.Popen:
+    command = ["sh", "-c", f'exec "$0" "$@" {closing}', sys.executable, "-W", "error", *words]
     variables = {**os.environ, **(environment or {})}
     return subprocess.Popen(command, cwd=folder, env=variables, text=True, **streams)
 
 
 def test_what_is_printed_may_not_arrive_but_the_record_is_written(tmp_path):
     """Closed streams are no error; a reader that leaves, and a disk that is full, are told of at the end."""
-    closing = {"all": lambda: [*map(os.close, (0, 1, 2))], "errors": lambda: os.close(2), "out": lambda: os.close(1)}
+    closing = {"all": "<&- >&- 2>&-", "errors": "2>&-", "out": ">&-"}
     read, left = os.pipe()
     os.close(read)  # the reader has left
     full, runs = os.open("/dev/full", os.O_WRONLY), {}
     for name in (*closing, "left", "full"):
         (tmp_path / name).mkdir()
         out = {"left": left, "full": full}.get(name, subprocess.DEVNULL)
-        options = {"stdout": out, "stderr": subprocess.PIPE, "preexec_fn": closing.get(name)}
+        options = {"stdout": out, "stderr": subprocess.PIPE, "closing": closing.get(name, "")}
         runs[name] = start(tmp_path / name, "-m", "jaxrl_mini.train", *SHORT, **options)
     said = {name: run.communicate()[1] for name, run in runs.items()}
     os.close(left)
