@@ -22,7 +22,7 @@ from jaxrl_mini.config import AGGREGATIONS, BLOCK, Config
 from jaxrl_mini.exact import bias, success
 from jaxrl_mini.learning import loop
 from jaxrl_mini.learning.block import Block, settings_of, sizes_of
-from jaxrl_mini.machine import commandline, files, runtime
+from jaxrl_mini.machine import commandline, files, hardware, runtime
 from jaxrl_mini.runs import records
 from jaxrl_mini.sweeps import engine
 from jaxrl_mini.sweeps.dataset import Dataset
@@ -301,6 +301,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("results/variants"), help="folder of the results")
     flags = parser.parse_args()
     commandline.use_device(None)
+    hardware.use_one_thread_per_call()
     grid = Grid(tuple(Config(**settings) for settings in VARIANTS.values()), range(flags.seeds))
     dataset = engine.run_sweep(grid, flags.folder)
     study = {

@@ -5,6 +5,7 @@ import math
 import numbers
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any, NamedTuple
 
 BACKENDS = ("table", "hf")
@@ -39,6 +40,10 @@ class UserError(ValueError):
 
     def __init__(self, message: str):
         super().__init__(" ".join(message.split()))  # whatever names and values it quotes
+
+
+class UserErrors(ExceptionGroup[UserError]):
+    """Several of them, each a line."""
 
 
 def setting(default: Any, help: str, **metadata: Any) -> Any:
@@ -231,7 +236,7 @@ def _checked(field: "dataclasses.Field[Any]", value: Any) -> Any:
     if "metavar" in limits:
         if not isinstance(value, str) or not value or "\0" in value:
             raise UserError(f"{flag} {value!r} is not a name: expected {expected(field)}")
-        return value
+        return str(PurePath(value))  # `m/` and `./m` are the same folder
     integral, (low, high) = _integral(field), _range(field)
     number = isinstance(value, numbers.Integral if integral else numbers.Real) and not isinstance(value, bool)
     if not number or not (low <= value <= high or (limits.get("or_zero") and value == 0)):

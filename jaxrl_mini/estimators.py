@@ -1,10 +1,9 @@
 """Judges gradient estimators exactly: ``python -m jaxrl_mini.estimators``."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
-from jaxrl_mini.config import ADVANTAGES, AGGREGATIONS, Config, UserError, noise_of
+from jaxrl_mini.config import ADVANTAGES, AGGREGATIONS, Config, UserError, UserErrors, noise_of
 from jaxrl_mini.machine import commandline
 
 EXAMPLES = """\
@@ -20,6 +19,8 @@ gradient of KL(policy || uniform) between whole episodes. Nothing is sampled but
 
 FILES = (".parquet", ".csv")
 PICTURES = (".svg", ".png", ".pdf")
+MARK = b"jaxrl_mini estimators"
+"""What our own files have in them."""
 
 
 def main(arguments: list[str]) -> None:
@@ -41,9 +42,13 @@ def main(arguments: list[str]) -> None:
     )  # fmt: skip
     parser.add_argument("--step", type=float, default=0.1, metavar="FLOAT", help="length of a step in logits [0.1]")
     parser.add_argument(
-        "--output", metavar="FILE", default="runs/estimators.parquet", help=".parquet or .csv [%(default)s]"
+        "--output", type=commandline.output, metavar="FILE", default="runs/estimators.parquet",
+        help=".parquet or .csv [%(default)s]",
+    )  # fmt: skip
+    parser.add_argument(
+        "--plot", type=commandline.output, metavar="FILE", help="also draw a picture: .svg, .png or .pdf"
     )
-    parser.add_argument("--plot", metavar="FILE", help="also draw a picture: .svg, .png or .pdf")
+    parser.add_argument("--overwrite", action="store_true", help="replace files that this command did not write")
     commandline.add_device_flag(parser)
     flags = parser.parse_args(arguments)
     iterations = max(flags.at)
@@ -63,7 +68,11 @@ def main(arguments: list[str]) -> None:
     from jaxrl_mini.exact import bias
     from jaxrl_mini.machine import files
 
-    with files.Output(flags.output) as output, files.optional_output(flags.plot) as picture:
+    table, drawn = (files.not_marked(mark, "output of this command") for mark in (_mark(flags.output), MARK))
+    with (
+        files.Output(flags.output, table, flags.overwrite) as output,
+        files.optional_output(flags.plot, drawn, flags.overwrite) as picture,
+    ):
         accepted = verifier.training_verdicts(0, 20, 4).mean(axis=(0, 1))
         rows = []
         for name, logits in _policies(flags, config):
@@ -71,17 +80,27 @@ def main(arguments: list[str]) -> None:
                 name, logits, accepted, advantages=flags.advantage, aggregations=flags.aggregation,
                 groups=flags.groups, group_size=flags.group_size, reward=flags.reward, step=flags.step,
             )  # fmt: skip
-        output.commit(lambda file: _write(rows, file, Path(flags.output).suffix))
+        writes = {flags.output: lambda: output.commit(lambda file: _write(rows, file, Path(flags.output).suffix))}
         if picture is not None:
-            picture.commit(lambda file: bias.plot(rows, file, Path(flags.plot).suffix[1:]))
-    print(bias.as_text(rows))
-    print(f"written: {flags.output}" + (f" and {flags.plot}" if flags.plot else ""), file=sys.stderr)
+            kind = Path(flags.plot).suffix[1:]
+            writes[flags.plot] = lambda: picture.commit(lambda file: bias.plot(rows, file, kind, MARK.decode()))
+        errors = files.write_all(writes)
+    commandline.say(bias.as_text(rows))
+    commandline.note(f"written: {' and '.join(name for name in writes if name not in errors) or 'nothing'}")
+    if errors:
+        raise UserErrors("not all is written", [*errors.values()])
+
+
+def _mark(path: str) -> bytes:
+    """What a table that this command wrote has in it; a .csv, its first columns."""
+    return b'"policy","success","what","advantage","aggregation","kl"' if Path(path).suffix == ".csv" else MARK
 
 
 def _check_kind(flag: str, path: str, kinds: tuple[str, ...]) -> None:
     if Path(path).suffix not in kinds:
         raise UserError(f"{flag} {path} has no known ending: expected one of {', '.join(kinds)}")
     if flag == "--plot":
+        commandline.quieten("matplotlib")
         try:
             import matplotlib  # noqa: F401
         except ImportError as error:
@@ -108,7 +127,7 @@ def _write(rows: list[dict[str, Any]], file: Any, kind: str) -> None:
     import pyarrow as pa
     from pyarrow import csv, parquet
 
-    table = pa.Table.from_pylist(rows)
+    table = pa.Table.from_pylist(rows).replace_schema_metadata({"Software": MARK})
     if kind == ".csv":
         csv.write_csv(table, file)
     else:

@@ -1,14 +1,18 @@
 """Writes runs and sweeps as one page to look at: ``python -m jaxrl_mini.report RECORD.json --output report.html``."""
 
 import json
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxrl_mini.config import UserError
+from jaxrl_mini.config import UserError, UserErrors
 from jaxrl_mini.machine import commandline
 
 if TYPE_CHECKING:
     from jaxrl_mini.machine.files import Output
+    from jaxrl_mini.pages.figures import Curves
 
 EXAMPLES = """\
 examples:
@@ -36,13 +40,14 @@ def main(arguments: list[str]) -> None:
         help="records (.json), their recordings (.npz), and sweep folders",
     )
     parser.add_argument(
-        "--output", type=commandline.path, metavar="FILE", default="report.html", help="the page [report.html]"
+        "--output", type=commandline.output, metavar="FILE", default="report.html", help="the page [report.html]"
     )
     parser.add_argument(
-        "--figures", type=commandline.path, metavar="DIR", help="also write the curves there as PNG files"
+        "--figures", type=commandline.output, metavar="DIR", help="also write the curves there as PNG files"
     )
     parser.add_argument("--overwrite", action="store_true", help="replace files that no report wrote")
     flags = parser.parse_args(arguments)
+    commandline.quieten("matplotlib")
     try:
         from jaxrl_mini.machine import files
         from jaxrl_mini.pages import figures, page, sources
@@ -50,32 +55,32 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"a report needs {error.name}: pip install 'jaxrl_mini[report]'") from error
 
     found = sources.read(flags.sources)
-    drawn = {} if flags.figures is None else {f"{name}.png": name for name in figures.METRICS}
     folder = Path(flags.figures or ".")
-    for path in (Path(flags.output), *(folder / name for name in drawn)):
-        if not flags.overwrite and path.is_file() and MARK not in _beginning(path):
-            raise UserError(f"output {path} exists and is no report: name another or use --overwrite")
-    with files.Output(flags.output) as output:
-        text = page.render(found)
-        for name, metric in drawn.items():
-            curves = [one for source in found for one in source.curves if metric in one.lines]
-            if curves:
-                with files.Output(folder / name) as picture:
-                    _write(picture, figures.to_png(figures.side_by_side(curves, metric)))
-        _write(output, text.encode("utf-8", "replace"))
-    print(json.dumps({"output": flags.output, "bytes": Path(flags.output).stat().st_size}))
+    every = {name: [one for source in found for one in source.curves if name in one.lines] for name in figures.METRICS}
+    drawn = {} if flags.figures is None else {name: curves for name, curves in every.items() if curves}
+    odd = files.not_marked(MARK, "report")
+    with ExitStack() as stack:
+        output = stack.enter_context(files.Output(flags.output, odd, flags.overwrite))
+        pictures = {
+            metric: stack.enter_context(files.Output(folder / f"{metric}.png", odd, flags.overwrite))
+            for metric in drawn
+        }
+        text = page.render(found).encode("utf-8", "replace")
+        writes: dict[str, Callable[[], object]] = {"the page": lambda: output.commit(lambda file: file.write(text))}
+        for metric, picture in pictures.items():
+            writes[picture.path.name] = partial(_draw, picture, drawn[metric], metric)
+        errors = files.write_all(writes)
+    if "the page" not in errors:
+        commandline.say(json.dumps({"output": flags.output, "bytes": len(text)}))
+    if errors:
+        raise UserErrors("not all is written", [*errors.values()])
 
 
-def _write(output: "Output", data: bytes) -> None:
-    output.commit(lambda file: file.write(data))
+def _draw(picture: "Output", curves: list["Curves"], metric: str) -> None:
+    from jaxrl_mini.pages import figures
 
-
-def _beginning(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            return file.read(2000)
-    except OSError:
-        return b""
+    png = figures.to_png(figures.side_by_side(curves, metric))
+    picture.commit(lambda file: file.write(png))
 
 
 if __name__ == "__main__":

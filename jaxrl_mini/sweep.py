@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import signal
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from jaxrl_mini.config import HISTORY_EVERY, Config, UserError
 from jaxrl_mini.machine import commandline
-from jaxrl_mini.machine.hardware import cores
+from jaxrl_mini.machine.hardware import cores, use_one_thread_per_call
 
 if TYPE_CHECKING:
     from jaxrl_mini.sweeps.grid import Grid
@@ -59,7 +58,9 @@ def main(arguments: list[str]) -> None:
         metavar="K",
         help="keep every K-th iteration [1]; 0: none",
     )
-    parser.add_argument("--output", type=commandline.path, metavar="DIR", help="the folder [sweeps/DIGEST-OF-THE-GRID]")
+    parser.add_argument(
+        "--output", type=commandline.output, metavar="DIR", help="the folder [sweeps/DIGEST-OF-THE-GRID]"
+    )
     parser.add_argument("--dry-run", action="store_true", help="say what would be done, and stop")
     parser.add_argument("--shard", metavar="i/n", default="1/1", help="compute only the i-th of n shares")
     parser.add_argument("--engine", choices=("local", "ray"), default="local", help="where parts are computed [local]")
@@ -73,7 +74,7 @@ def main(arguments: list[str]) -> None:
     grid = Grid.product(parse_seeds(flags.seeds), flags.history_every, **values)
     shard = _parse_shard(flags.shard)
     output = Path(flags.output or f"sweeps/{grid.digest[:12]}")
-    _say(estimate(grid, output))
+    commandline.note(estimate(grid, output))
     if flags.dry_run:
         return
     _compute(grid, output, shard, flags)
@@ -85,6 +86,7 @@ def _compute(grid: "Grid", output: Path, shard: tuple[int, int], flags: object) 
     runs, parts = 0, 0
     try:
         commandline.use_device(device)
+        use_one_thread_per_call()
         from tqdm import tqdm
 
         from jaxrl_mini.sweeps.engine import run_sweep, shard_parts
@@ -101,9 +103,10 @@ def _compute(grid: "Grid", output: Path, shard: tuple[int, int], flags: object) 
 
             run_sweep(grid, output, shard=shard, engine=engine, address=address, on_part=report, on_damage=_warn)
     except KeyboardInterrupt as interruption:
-        _say(f"interrupted: {runs:,} runs are kept in {output}; the same command goes on from there")
-        _exit_now(143 if isinstance(interruption, _Terminated) else 130)
-    print(json.dumps({"runs": runs, "parts": parts - 1, "output": str(output)}))
+        commandline.note(f"interrupted: {runs:,} runs are kept in {output}; the same command goes on from there")
+        # At once, even while another thread compiles; what is committed is on the disk already.
+        commandline.end(143 if isinstance(interruption, _Terminated) else 130)
+    commandline.say(json.dumps({"runs": runs, "parts": parts - 1, "output": str(output)}))
 
 
 def estimate(grid: "Grid", output: Path) -> str:
@@ -157,19 +160,8 @@ def _terminate(number: int, frame: FrameType | None) -> NoReturn:
     raise _Terminated
 
 
-def _exit_now(code: int) -> NoReturn:
-    """Ends the process at once, even while another thread compiles; what is committed is on the disk already."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
-def _say(message: str) -> None:
-    print(commandline.one_line(message), file=sys.stderr, flush=True)
-
-
 def _warn(message: str) -> None:
-    _say(f"damaged: {message}")
+    commandline.note(f"damaged: {message}")
 
 
 def _duration(seconds: float) -> str:

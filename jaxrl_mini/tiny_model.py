@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> None:
     """Makes the model that the command line asks for."""
     parser = commandline.Parser("tiny_model", description="Makes a small random GPT-2.", epilog=EXAMPLES)
     parser.add_argument(
-        "folder", type=commandline.path, metavar="DIR", help="where to write; made if it does not exist"
+        "folder", type=commandline.output, metavar="DIR", help="where to write; made if it does not exist"
     )
     parser.add_argument(
         "--tokenizer",
@@ -65,7 +65,7 @@ def main(arguments: list[str]) -> None:
         parser.error(f"--width {chosen.width} is no multiple of --heads {chosen.heads}")
     chosen.folder = Path(chosen.folder)
     description = make_tiny_model(**vars(chosen))
-    print(json.dumps({"output": str(chosen.folder), **description}))
+    commandline.say(json.dumps({"output": str(chosen.folder), **description}))
 
 
 def _expected(name: str) -> str:
@@ -86,7 +86,7 @@ def make_tiny_model(
     """Writes the folder, and returns its configuration and what the warm start reached, if any.
 
     Raises:
-      UserError: the folder cannot be written, or is not empty and not to be overwritten.
+      UserError: the folder cannot be written, or is not empty and not to be overwritten, nor the same model.
     """
     import jax
     import jax.numpy as jnp
@@ -95,10 +95,12 @@ def make_tiny_model(
     from jaxrl_mini.policies import folders
     from jaxrl_mini.policies.gpt2 import GPT2, GPT2Config
     from jaxrl_mini.policies.language import LanguagePolicy
-    from jaxrl_mini.policies.pretrained import Checkpoint, save_checkpoint
+    from jaxrl_mini.policies.pretrained import Checkpoint, write_checkpoint
     from jaxrl_mini.policies.prompts import tokenize_task
 
-    folders.check_destination(folder, overwrite)
+    made_by = {"tokenizer": tokenizer, "layers": layers, "width": width, "heads": heads, "seed": seed}
+    made_by |= {"command": "tiny_model", "warm_start": warm_start}
+    place = folders.Destination(folder, overwrite, folders.made_by(made_by))
     built = _word_tokenizer() if tokenizer == "word" else _bpe_tokenizer()
     built.encode_special_tokens = True
 
@@ -134,7 +136,7 @@ def make_tiny_model(
             indent=2,
         ).encode(),
     }
-    save_checkpoint(folder, Checkpoint(config, network, params, encode, end_of_text, companions), overwrite)
+    write_checkpoint(place, Checkpoint(config, network, params, encode, end_of_text, companions))
     return {**asdict(config), **reached}
 
 

@@ -1,18 +1,23 @@
 """Trains a policy and writes the record of the run: ``python -m jaxrl_mini.train --seed 7``."""
 
 import contextlib
+import dataclasses
+import hashlib
 import json
 import os
+import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxrl_mini.config import Config, UserError
+from jaxrl_mini.config import Config, UserError, UserErrors
 from jaxrl_mini.machine import commandline, hardware
 from jaxrl_mini.runs import trackers
 
 if TYPE_CHECKING:
     from jaxrl_mini.learning.result import Result
+    from jaxrl_mini.policies.folders import Destination
 
 EXAMPLES = """\
 examples:
@@ -23,9 +28,23 @@ On stdout: the metrics as JSON lines every 20 iterations, then a line with `befo
 """
 
 
+MAX_NAME = 120
+"""Characters of a default output's name; what is longer ends in a digest."""
+
+
 def default_output(config: Config) -> str:
-    """Where the record goes unless `--output` says otherwise."""
-    return f"runs/{config.backend}-{config.method}-seed-{config.seed}.json"
+    """Where the record goes unless `--output` says otherwise: every setting that is not the default has its place."""
+    words = [config.backend, config.method, *([] if config.model is None else [Path(config.model).name or "model"])]
+    for field in dataclasses.fields(Config):
+        value, name = getattr(config, field.name), field.name.replace("_", "-")
+        if field.name not in ("backend", "method", "model", "seed") and value != field.default:
+            words.append(name if value is True else f"{name}-{value}")
+    text = "-".join([*words, "seed", str(config.seed)])
+    safe = re.sub(r"[^\w.+-]", "-", text, flags=re.ASCII)
+    if len(safe) > MAX_NAME or safe != text.replace(":", "-"):
+        digest = hashlib.sha256(json.dumps(config.to_dict()).encode()).hexdigest()[:8]
+        safe = f"{safe[: MAX_NAME - 20 - len(digest)].rstrip('-.')}-{digest}-seed-{config.seed}"
+    return f"runs/{safe}.json"
 
 
 def main(arguments: list[str]) -> None:
@@ -35,18 +54,23 @@ def main(arguments: list[str]) -> None:
     commandline.add_device_flag(parser)
     commandline.add_mesh_flags(parser)
     parser.add_argument(
-        "--output", type=commandline.path, metavar="FILE", help="the record [runs/BACKEND-METHOD-seed-SEED.json]"
+        "--output",
+        type=commandline.output,
+        metavar="FILE",
+        help="the record [runs/BACKEND-METHOD-SETTINGS-seed-SEED.json, with the settings that are not the defaults]",
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace an output that is another run's")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace what is there of another run (what a link names is replaced)"
+    )
     parser.add_argument(
         "--trajectories",
-        type=commandline.path,
+        type=commandline.output,
         metavar="FILE",
         help="also write the sampled episodes, for replay (.npz)",
     )
     parser.add_argument(
         "--save-policy",
-        type=commandline.path,
+        type=commandline.output,
         metavar="DIR",
         help="keep the policy, for play; an hf one as a checkpoint folder",
     )
@@ -59,7 +83,7 @@ def main(arguments: list[str]) -> None:
     )
     parser.add_argument(
         "--checkpoint",
-        type=commandline.path,
+        type=commandline.output,
         metavar="DIR",
         help="keep the run there on the way, and on Ctrl-C or SIGTERM",
     )
@@ -85,8 +109,9 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"--trajectories {flags.trajectories} is also the output: name another file")
     if flags.save_policy is not None:
         folder = os.path.realpath(flags.save_policy)
-        if os.path.commonpath([folder, os.path.realpath(path)]) == folder:
-            raise UserError(f"--save-policy {flags.save_policy} is a folder of its own: name an output outside of it")
+        for other in filter(None, (path, flags.trajectories)):
+            if os.path.commonpath([folder, os.path.realpath(other)]) == folder:
+                raise UserError(f"--save-policy {flags.save_policy} is a folder of its own: name {other} elsewhere")
 
     commandline.use_processes(flags)
     commandline.use_device(flags.device)
@@ -99,7 +124,7 @@ def main(arguments: list[str]) -> None:
     from jaxrl_mini.learning import checkpoint, loop
     from jaxrl_mini.learning.metrics import History
     from jaxrl_mini.machine import files
-    from jaxrl_mini.policies import folders
+    from jaxrl_mini.machine.runtime import runtime
     from jaxrl_mini.runs import recording, records
 
     if flags.checkpoint is not None and jax.process_count() > 1:
@@ -107,21 +132,16 @@ def main(arguments: list[str]) -> None:
     if jax.process_index():  # the first process alone reports and writes
         loop.run(config, mesh=mesh)
         return
-    if flags.save_policy is not None:
-        folders.check_destination(flags.save_policy, flags.overwrite)
-    if not flags.overwrite:
-        records.check_replaceable(path, config)
-        if flags.trajectories is not None and Path(flags.trajectories).exists():
-            raise UserError(f"--trajectories {flags.trajectories} exists: name another file or use --overwrite")
-    checkpoints = None
+    policy = None if flags.save_policy is None else _destination(flags.save_policy, config, flags.overwrite)
+    checkpoints, began = None, runtime()
     if flags.checkpoint is not None:
         every = checkpoint.EVERY if flags.checkpoint_every is None else flags.checkpoint_every
         checkpoints = checkpoint.Checkpoints(
-            flags.checkpoint, config, every=every, resume=flags.resume, say=_say, mesh=mesh
+            flags.checkpoint, config, every=every, resume=flags.resume, say=commandline.note, mesh=mesh
         )
     with (
-        files.Output(path) as output,
-        files.optional_output(flags.trajectories) as trajectories,
+        files.Output(path, records.not_of(config), flags.overwrite) as output,
+        files.optional_output(flags.trajectories, recording.not_of(config), flags.overwrite) as trajectories,
         checkpoints or contextlib.nullcontext(),
         trackers.tracking(flags.track, config, path.stem) as track,
         tqdm(total=config.iterations, unit="iteration", disable=not sys.stderr.isatty()) as bar,
@@ -132,32 +152,40 @@ def main(arguments: list[str]) -> None:
             bar.update(last["iteration"] + 1 - bar.n)
             track(history)
             with tqdm.external_write_mode():
-                print(json.dumps(records.finite(last)), flush=True)
+                commandline.say(json.dumps(records.finite(last)))
 
         result = loop.run(config, on_chunk=report, checkpoints=checkpoints, mesh=mesh)
+        record = records.build(result, began)
+        writes: dict[str, Callable[[], object]] = {"the record": lambda: records.write(record, output)}
         if trajectories is not None:
-            recording.write(result, trajectories)
-        if flags.save_policy is not None:
-            save_policy(result, flags.save_policy, flags.overwrite)
-        record = records.build(result)
-        records.write(record, output)
-    print(json.dumps({"before": record["before"], "after": record["after"], "output": str(path)}))
+            writes["the recording"] = lambda: recording.write(result, trajectories)
+        if policy is not None:
+            writes["the policy"] = lambda: _write_policy(result, policy)
+        errors = files.write_all(writes)
+    where = None if "the record" in errors else str(path)
+    commandline.say(json.dumps({"before": record["before"], "after": record["after"], "output": where}))
+    if errors:
+        raise UserErrors("not all is written", [*errors.values()])
 
 
-def _say(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)
+def _destination(folder: str, config: Config, overwrite: bool) -> "Destination":
+    from jaxrl_mini.policies import folders, saved
+
+    if config.backend == "table":
+        return saved.destination(folder, config, overwrite)
+    return folders.Destination(folder, overwrite, folders.made_by({"command": "train", "config": config.to_dict()}))
 
 
-def save_policy(result: "Result", folder: str, overwrite: bool) -> None:
+def _write_policy(result: "Result", place: "Destination") -> None:
     """Keeps the policy after the last iteration."""
     if result.logits is None:
-        from jaxrl_mini.policies.pretrained import save_checkpoint
+        from jaxrl_mini.policies.pretrained import write_checkpoint
 
-        save_checkpoint(folder, result.checkpoint, overwrite)
+        write_checkpoint(place, result.checkpoint)
     else:
-        from jaxrl_mini.policies.saved import save_table
+        from jaxrl_mini.policies.saved import write_table
 
-        save_table(folder, result.logits[-1], result.config, overwrite)
+        write_table(place, result.logits[-1])
 
 
 if __name__ == "__main__":

@@ -141,7 +141,7 @@ def _read_record(path: Path) -> None:
     read = records.read(path)
     config = Config.from_dict(read["config"])
     assert Config.from_dict(json.loads(json.dumps(config.to_dict()))) == config
-    records.check_replaceable(path, config)
+    records.not_of(config)(path, False)
 
 
 def _read_recording(path: Path) -> None:

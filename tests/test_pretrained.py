@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from jaxrl_mini.config import UserError
 from jaxrl_mini.policies import score_candidates
-from jaxrl_mini.policies.folders import check_destination
+from jaxrl_mini.policies.folders import Destination
 from jaxrl_mini.policies.pretrained import CheckpointError, load_checkpoint, save_checkpoint
 from jaxrl_mini.policies.prompts import CANDIDATES
 
@@ -184,7 +184,7 @@ def test_a_destination_that_cannot_be_written_is_refused_first(tmp_path):
     (tmp_path / "file").touch()
     for place in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(UserError, match="cannot save"):
-            check_destination(place)
+            Destination(place)
 
 
 def pickled(folder):

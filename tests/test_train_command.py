@@ -201,7 +201,7 @@ def test_help_describes_every_flag_with_its_default(train_command):
         ("--backend", "[table]"), ("--method", "[grpo]"), ("--seed", "[7]"), ("--iterations", "[100]"),
         ("--groups", "[4]"), ("--group-size", "[8]"), ("--epochs", "[2]"), ("--lr", "[0.08 table, 1e-06 hf]"),
         ("--clip", "[0.2]"), ("--beta", "[0.02]"), ("--eval-episodes", "[500]"), ("--model", ""),
-        ("--device", "{cpu,gpu,cuda,tpu}"), ("--output", "[runs/BACKEND-METHOD-seed-SEED.json]"),
+        ("--device", "{cpu,gpu,cuda,tpu}"), ("--output", "[runs/BACKEND-METHOD-SETTINGS-seed-"),
         ("--overwrite", ""), ("--trajectories", ".npz"),
     ]:  # fmt: skip
         assert default in lines[flag]

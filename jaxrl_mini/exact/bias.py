@@ -126,8 +126,15 @@ def _number(value: float, digits: int) -> str:
     return "-" if np.isnan(value) else f"{value:.{digits}f}"
 
 
-def plot(rows: Sequence[Row], file: IO[bytes], kind: str) -> None:
-    """Angle and signal of the estimators of success, a point per policy, as a picture; needs matplotlib."""
+def plot(rows: Sequence[Row], file: IO[bytes], kind: str, software: str) -> None:
+    """Angle and signal of the estimators of success, a point per policy, as a picture; needs matplotlib.
+
+    Args:
+      rows: of `judge`.
+      file: takes the picture.
+      kind: svg, png or pdf.
+      software: what the picture says that it was made with.
+    """
     from matplotlib.figure import Figure
 
     shown = [row for row in rows if row["what"] == "success"]
@@ -148,4 +155,4 @@ def plot(rows: Sequence[Row], file: IO[bytes], kind: str) -> None:
     for axes in (left, right):
         axes.grid(alpha=0.3)
     figure.legend(loc="outside upper center", ncols=4, fontsize="small")
-    figure.savefig(file, format=kind)
+    figure.savefig(file, format=kind, metadata={"Software" if kind == "png" else "Creator": software})

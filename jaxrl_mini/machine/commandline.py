@@ -5,6 +5,7 @@ import atexit
 import contextlib
 import dataclasses
 import gc
+import logging
 import os
 import shlex
 import signal
@@ -15,7 +16,7 @@ from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from jaxrl_mini.config import Config, UserError, expected
+from jaxrl_mini.config import Config, UserError, UserErrors, expected
 
 if TYPE_CHECKING:
     pass
@@ -74,6 +75,13 @@ def path(text: str) -> str:
     if not usable:
         raise argparse.ArgumentTypeError(f"{text!r} is not a name: expected that of a file or folder")
     return text
+
+
+def output(text: str) -> str:
+    """The type of flags that name a file or a folder to be written."""
+    if text == "-":
+        raise argparse.ArgumentTypeError("'-' is no file or folder: expected the name of one (./- is one)")
+    return path(text)
 
 
 def number(kind: type, right: str) -> Callable[[str], Any]:
@@ -217,18 +225,64 @@ def use_device(name: str | None) -> None:
         except RuntimeError as error:
             there = sorted({device.platform for device in jax.devices()})
             raise UserError(f"--device {name} is not there: this machine offers {', '.join(there)}") from error
-    use_compilation_cache()
+    if trouble := use_compilation_cache():
+        note(trouble)
+
+
+def say(line: str) -> None:
+    """Prints a line on standard output. Where it does not arrive the command goes on, and `run_command` says so."""
+    if not _unheard:
+        try:
+            print(line, flush=True)
+        except OSError as error:
+            _unheard.append(error)
+            _give_up_stdout()
+
+
+_unheard: list[OSError] = []
+"""Why standard output is of no use any more."""
+
+
+def note(message: str) -> None:
+    """Prints a line on standard error, which may be of no use either."""
+    with contextlib.suppress(OSError):
+        print(one_line(message), file=sys.stderr, flush=True)
+
+
+def quieten(library: str) -> None:
+    """Has a library say nothing but errors: that it has no folder to cache things in is none."""
+    logging.getLogger(library).setLevel(logging.ERROR)
+
+
+def _give_up_stdout() -> None:
+    """Has what is still to be written to standard output go nowhere."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _open_streams() -> None:
+    """Opens those of the three standard streams that were closed, on nothing: what a file would take their numbers."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            opened = os.open(os.devnull, os.O_RDWR)
+            with contextlib.suppress(OSError):
+                os.set_inheritable(opened, opened == number)
+            setattr(sys, name, open(opened, "w" if number else "r", closefd=False))  # noqa: SIM115, it stays open
 
 
 def run_command(command: Callable[[list[str]], int | None], arguments: list[str] | None = None) -> NoReturn:
-    """Runs a command line and exits: 0 or what it returns, 2 with one line on bad input, 130 on Ctrl-C.
+    """Runs a command line and exits: 0 or what it returns, 2 with a line per error on bad input, 130 on Ctrl-C.
+
+    It is 1 where all was done but what was printed did not arrive.
 
     Without arguments it takes those of the process, which then is its own.
     """
     code: Any = 1
+    _open_streams()
+    _unheard.clear()
     if arguments is None:
         arguments = sys.argv[1:]
-        atexit.register(lambda: _end(code))  # what is registered first is called last
+        atexit.register(lambda: end(code))  # what is registered first is called last
     gc.set_threshold(1_000_000)  # imports make hundreds of thousands of objects, all of which stay
     try:
         code = command(arguments)
@@ -237,11 +291,14 @@ def run_command(command: Callable[[list[str]], int | None], arguments: list[str]
         code = ending.code
     except UserError as error:
         code = _refuse(str(error))
+    except UserErrors as several:
+        code = [_refuse(str(error)) for error in several.exceptions][-1]
     except KeyboardInterrupt as interruption:
-        print(f"interrupted: {str(interruption) or 'nothing was written'}", file=sys.stderr)
+        note(f"interrupted: {str(interruption) or 'nothing was written'}")
         code = 128 + getattr(interruption, "number", signal.SIGINT)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError as error:
+        _give_up_stdout()
+        note(f"error: a reader left before the end ({error.strerror})")
         code = 1
     except OSError as error:
         code = _refuse(f"the system refused: {error}")
@@ -252,10 +309,13 @@ def run_command(command: Callable[[list[str]], int | None], arguments: list[str]
         code = _refuse(f"{sys.executable} has no {error.name}: run the command {advice}")
     except MemoryError:
         code = _refuse("not enough memory: ask for less at once")
+    if _unheard:
+        note(f"error: standard output could not be written ({_unheard[0].strerror}): all else was done")
+        code = code or 1
     sys.exit(code)
 
 
-def _end(code: int | None) -> NoReturn:
+def end(code: int | None) -> NoReturn:
     """Ends the process, where Python would first take apart whatever was imported: half a second."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
@@ -264,5 +324,5 @@ def _end(code: int | None) -> NoReturn:
 
 
 def _refuse(message: str) -> int:
-    print(one_line(f"error: {message}"), file=sys.stderr)
+    note(f"error: {message}")
     return 2

@@ -1,6 +1,7 @@
 """Compiled programs in the user's cache folder, and how long this process has spent compiling."""
 
 import contextlib
+import errno
 import hashlib
 import importlib.metadata
 import math
@@ -9,6 +10,7 @@ import platform
 import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -23,6 +25,9 @@ from jaxrl_mini.machine import hardware
 
 DIGEST = 32
 """Bytes of a SHA-256."""
+FOLDER_VARIABLE = "JAX_COMPILATION_CACHE_DIR"
+MAX_FILES, MAX_BYTES = 1000, 2**30
+"""Of what is kept: a program of a table policy has 300 kB, one of a language model's hundred a tenth."""
 
 _durations: list[float] = []
 _hits: list[str] = []
@@ -47,13 +52,48 @@ def seconds() -> float:
     return sum(_durations, 0.0)
 
 
-def use_compilation_cache() -> None:
-    """Keeps what is compiled in the user's cache folder, or where JAX_COMPILATION_CACHE_DIR says."""
-    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        from platformdirs import user_cache_dir
+def use_compilation_cache() -> str | None:
+    """Keeps what is compiled in the user's cache folder, or where JAX_COMPILATION_CACHE_DIR says.
 
-        jax.config.update("jax_compilation_cache_dir", user_cache_dir("jaxrl_mini"))
+    Returns:
+      Where that is not possible, a line that says why; everything works without.
+    """
+    # Whatever is wrong with a cache, jax compiles the program again.
+    warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache entry")
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    given, pattern = os.environ.get(FOLDER_VARIABLE), "program-*"
+    if given == "" or "://" in (given or ""):  # none is wanted; a place that jax alone can look at
+        return None
+    try:
+        if given is None:
+            from platformdirs import user_cache_dir
+
+            given, pattern = user_cache_dir("jaxrl_mini"), "*"  # all of it is ours
+        Path(given).mkdir(parents=True, exist_ok=True)
+        if not os.access(given, os.R_OK | os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except (OSError, RuntimeError) as error:  # platformdirs finds no home
+        jax.config.update("jax_compilation_cache_dir", None)
+        where = f"{given} cannot be used ({getattr(error, 'strerror', error)})"
+        return f"compiled programs are not kept: {where if given else error}"
+    jax.config.update("jax_compilation_cache_dir", given)
+    _prune(Path(given), pattern)
+    return None
+
+
+def _prune(folder: Path, pattern: str) -> None:
+    """Deletes the files that were not used for the longest time, as far as there are too many."""
+    found = []
+    for path in folder.glob(pattern):
+        with contextlib.suppress(OSError):
+            about = path.lstat()
+            found.append((max(about.st_atime, about.st_mtime), about.st_size, path))
+    size = 0
+    for number, (_, more, path) in enumerate(sorted(found, reverse=True)):
+        size += more
+        if number >= MAX_FILES or size > MAX_BYTES:
+            with contextlib.suppress(OSError):  # another process deleted it; it is no file
+                path.unlink()
 
 
 def compiled_once(
@@ -158,6 +198,8 @@ def _read(file: Path, trees: tuple[Any, Any], device: jax.Device) -> Callable[..
         if digest != hashlib.sha256(program).digest():
             return None
         compiled = serialize_executable.deserialize_and_load(program, *trees, device.client, [device])
+        with contextlib.suppress(OSError):
+            os.utime(file)  # it is in use, see `_prune`
     except Exception:  # whatever is wrong with a file of a cache, the program is compiled again
         return None
     _durations.append(time.perf_counter() - started)

@@ -1,8 +1,10 @@
 """Folders of a kept policy, which appear whole or not at all."""
 
+import errno
+import json
 import os
 import shutil
-import tempfile
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,87 +13,147 @@ import safetensors
 import safetensors.numpy
 
 from jaxrl_mini.config import UserError
+from jaxrl_mini.machine import files
 from jaxrl_mini.machine.files import flush
 
 TABLE, LANGUAGE = "policy.json", "config.json"
 """The file that says what a folder holds: a table policy, or a Hugging Face checkpoint."""
+WEIGHTS = ("policy.safetensors", "model.safetensors")
+COMPANIONS = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+)
+"""The files beside a language model's weights that go from a loaded folder to a saved one."""
+MADE_BY = "made-by.json"
+"""The file beside a checkpoint that says what settings it came from."""
+MAX_BYTES = 2**20
+"""Of the files of an `Origin`, where they are compared."""
+
+Origin = Mapping[str, bytes]
+"""What a folder came from, as files in it: the same again may replace it unasked."""
 
 
-def check_destination(folder: str | os.PathLike[str], overwrite: bool = False) -> None:
-    """Refuses a folder that `write` could not write, before any work is done for it.
-
-    Raises:
-      UserError: it is a file, or holds something and is not to be overwritten, or something else than a policy, or its
-        place is not writable.
-    """
-    folder = Path(folder)
-    try:
-        if folder.exists() and not folder.is_dir():
-            raise UserError(f"cannot save a policy to {str(folder)!r}: it is a file, give a folder")
-        if folder.is_dir() and any(folder.iterdir()):
-            if not overwrite:
-                raise UserError(f"cannot save a policy to {str(folder)!r}: it is not empty, give a new folder")
-            if not any((folder / name).is_file() for name in (TABLE, LANGUAGE)):
-                raise UserError(f"cannot save a policy to {str(folder)!r}: it holds no policy, give a new folder")
-        above = folder.absolute().parent
-        while not above.exists():
-            above = above.parent
-        if not above.is_dir() or not os.access(above, os.W_OK):
-            raise UserError(f"cannot save a policy to {str(folder)!r}: {str(above)!r} is not writable")
-    except OSError as error:
-        raise UserError(f"cannot save a policy to {str(folder)!r}: {error.strerror}") from error
+def made_by(settings: Mapping[str, object]) -> Origin:
+    """The origin of a checkpoint."""
+    return {MADE_BY: (json.dumps(settings, indent=1) + "\n").encode()}
 
 
-def write(
-    folder: str | os.PathLike[str],
-    weights: str,
-    tensors: Mapping[str, np.ndarray],
-    companions: Mapping[str, bytes],
-    overwrite: bool = False,
-) -> None:
-    """Writes a folder beside its place, flushes it, and renames it.
+class Destination:
+    """The place of a policy's folder, which `write` fills. Where it is a link, it is what the link names.
 
     Args:
-      folder: its place; what is there is replaced if `overwrite` says so.
-      weights: the name of the safetensors file.
-      tensors: what that file holds.
-      companions: the other files by name.
-      overwrite: replace a policy that is there.
+      folder: the place; folders above it are made.
+      overwrite: replace a policy that is there now.
+      origin: files to write with the others; a folder that holds these and no file of another name is replaced, too.
 
     Raises:
-      UserError: as `check_destination`, or the disk refused; what was there is as before.
+      UserError: it is a file, or holds something that is not to be overwritten, or something else than a policy, or its
+        place is not writable.
     """
-    check_destination(folder, overwrite)
-    try:
-        _write(Path(folder).absolute(), weights, tensors, companions)
-    except (OSError, safetensors.SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(f"cannot save a policy to {str(folder)!r}: {reason}") from error
 
+    def __init__(self, folder: str | os.PathLike[str], overwrite: bool = False, origin: Origin | None = None):
+        self.folder, self._origin = Path(folder), dict(origin or {})
+        try:
+            self._target = Path(os.path.realpath(self.folder))
+            if self.folder.exists() and not self.folder.is_dir():
+                raise self._refusal("it is a file, give a folder")
+            self._seen = files.identity(self._target) if self._is_taken() else None
+            if self._seen and not self._is_of_the_same_origin():
+                if not overwrite:
+                    raise self._refusal("it is not empty, give a new folder")
+                if not any((self._target / name).is_file() for name in (TABLE, LANGUAGE)):
+                    raise self._refusal("it holds no policy, give a new folder")
+            above = self._target.parent
+            while not above.exists():
+                above = above.parent
+            if not above.is_dir() or not os.access(above, os.W_OK):
+                raise self._refusal(f"{str(above)!r} is not writable")
+        except OSError as error:
+            raise self._refusal(error.strerror) from error
 
-def _write(folder: Path, weights: str, tensors: Mapping[str, np.ndarray], companions: Mapping[str, bytes]) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
-        aside.chmod(0o755)
-        safetensors.numpy.save_file(dict(tensors), aside / weights, metadata={"format": "pt"})
-        for name, data in companions.items():
-            (aside / name).write_bytes(data)
-        (aside / weights).chmod((aside / next(iter(companions))).stat().st_mode)  # the library makes it private
-        for path in (*aside.iterdir(), aside):
-            flush(path)
-        if folder.exists() and any(folder.iterdir()):
-            replaced = aside.with_name(aside.name + "-replaced")
-            folder.rename(replaced)
+    def write(self, weights: str, tensors: Mapping[str, np.ndarray], companions: Mapping[str, bytes]) -> None:
+        """Writes a folder beside its place, flushes it, and renames it.
+
+        Args:
+          weights: the name of the safetensors file.
+          tensors: what that file holds.
+          companions: the other files by name, beside those of the origin.
+
+        Raises:
+          UserError: the disk refused, and what was there is as before; or something has been put there since, and the
+            policy is beside it under another name.
+        """
+        try:
+            self._target.parent.mkdir(parents=True, exist_ok=True)
+            aside = self._target.with_name(f".{self._target.name}-{uuid.uuid4().hex[:8]}")
             try:
-                aside.rename(folder)
+                aside.mkdir()
+                _fill(aside, weights, tensors, {**companions, **self._origin})
+                placed = self._place(aside)
+                kept = None if placed else files.keep(self._target, lambda name: _renamed(aside, name))
+                flush(self._target.parent)
             except BaseException:
-                replaced.rename(folder)
+                shutil.rmtree(aside, ignore_errors=True)
                 raise
-            shutil.rmtree(replaced, ignore_errors=True)
-        else:
-            aside.rename(folder)  # over nothing, or an empty folder
-        flush(folder.parent)
-    except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise
+        except (OSError, safetensors.SafetensorError) as error:
+            raise self._refusal(getattr(error, "strerror", None) or error) from error
+        if kept:
+            raise self._refusal(f"another process wrote it meanwhile, see {str(kept)!r} for this one's")
+
+    def _place(self, aside: Path) -> bool:
+        """Puts the folder in its place, if what is there may go."""
+        with files.alone_in(self._target.parent):
+            if not self._is_taken():
+                return _renamed(aside, self._target)
+            if files.identity(self._target) != self._seen and not self._is_of_the_same_origin():
+                return False
+            replaced = aside.with_name(aside.name + "-replaced")
+            self._target.rename(replaced)
+            try:
+                aside.rename(self._target)
+            except BaseException:
+                replaced.rename(self._target)
+                raise
+        shutil.rmtree(replaced, ignore_errors=True)
+        return True
+
+    def _is_taken(self) -> bool:
+        return os.path.lexists(self._target) and not (self._target.is_dir() and not any(self._target.iterdir()))
+
+    def _is_of_the_same_origin(self) -> bool:
+        try:
+            there = {name: files.read(self._target / name, MAX_BYTES) for name in self._origin}
+            others = {path.name for path in self._target.iterdir()} - {*WEIGHTS, *COMPANIONS, *there}
+        except OSError:
+            return False
+        return bool(there) and there == self._origin and not others
+
+    def _refusal(self, reason: object) -> UserError:
+        return UserError(f"cannot save a policy to {str(self.folder)!r}: {reason}")
+
+
+def _fill(folder: Path, weights: str, tensors: Mapping[str, np.ndarray], companions: Mapping[str, bytes]) -> None:
+    for name, data in companions.items():
+        (folder / name).write_bytes(data)
+    safetensors.numpy.save_file(dict(tensors), folder / weights, metadata={"format": "pt"})
+    (folder / weights).chmod((folder / next(iter(companions))).stat().st_mode)  # the library makes it private
+    for path in (*folder.iterdir(), folder):
+        flush(path)
+
+
+def _renamed(aside: Path, name: Path) -> bool:
+    """Renames a folder to a name that nothing has, or an empty folder; False where something else has it."""
+    try:
+        aside.rename(name)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            raise
+        return False
+    return True

@@ -7,6 +7,7 @@ read, because importing it takes seconds. Nothing is fetched, no code from a fol
 
 import json
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
@@ -31,17 +32,6 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 TOKENIZERS = (("tokenizer.json",), ("vocab.json", "merges.txt"))
 """A folder has a tokenizer if it has all files of one of these."""
 _FILE = ("_file", "_files")
-COMPANIONS = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-)
-"""The files beside the weights that go from a loaded folder to a saved one."""
 
 
 class CheckpointError(UserError):
@@ -87,20 +77,25 @@ def load_checkpoint(folder: str | os.PathLike[str], dtype: DTypeLike = jnp.float
         encode, end_of_text = _read_tokenizer(folder)
         network, shapes = nnx.split(nnx.eval_shape(lambda: GPT2(config, dtype, rngs=nnx.Rngs(0))))
         params = _read_weights(folder, tensors, shapes, config)
-        companions = {name: files.read(folder / name) for name in COMPANIONS if (folder / name).is_file()}
+        companions = {name: files.read(folder / name) for name in folders.COMPANIONS if (folder / name).is_file()}
     except OSError as error:
         raise CheckpointError(f"model {str(folder)!r} cannot be read: {error}") from error
     return Checkpoint(config, network, params, encode, end_of_text, companions, jnp.dtype(dtype).name)
 
 
 def save_checkpoint(folder: str | os.PathLike[str], checkpoint: Checkpoint, overwrite: bool = False) -> None:
+    """`write_checkpoint` to a place named now."""
+    write_checkpoint(folders.Destination(folder, overwrite), checkpoint)
+
+
+def write_checkpoint(destination: folders.Destination, checkpoint: Checkpoint) -> None:
     """Writes a folder that `transformers` loads as a causal language model, whole or not at all.
 
     The tensors have their standard names and the checkpoint's dtype; configuration and tokenizer are those of the
     folder that was read.
 
     Raises:
-      UserError: as `folders.write`.
+      UserError: as `Destination.write`.
     """
     tensors: dict[str, np.ndarray] = {}
     for place, variable in nnx.to_flat_state(checkpoint.params):
@@ -112,7 +107,7 @@ def save_checkpoint(folder: str | os.PathLike[str], checkpoint: Checkpoint, over
     config.pop("torch_dtype", None)  # what `dtype` was called before
     config |= {"architectures": [ARCHITECTURES[0]], "dtype": checkpoint.dtype}
     companions = {**checkpoint.companions, "config.json": (json.dumps(config, indent=2) + "\n").encode()}
-    folders.write(folder, WEIGHTS, tensors, companions, overwrite)
+    destination.write(WEIGHTS, tensors, companions)
 
 
 def _read_config(folder: Path) -> GPT2Config:
@@ -190,16 +185,21 @@ def _tokenizer_settings(folder: Path) -> dict[str, Any]:
 def _transformers(read: Callable[[Any], Any], folder: Path, what: str) -> Any:
     """Calls the transformers library and turns whatever it raises into one line."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # what matters is said here, in one line
-    import transformers
-
     try:
-        return read(transformers)
+        with _alone:
+            import transformers
+
+            return read(transformers)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a panic of the tokenizers library is no Exception
         reason = " ".join(str(error).split())[:200]
         message = f"the {what} of model {str(folder)!r} cannot be read: {type(error).__name__}: {reason}"
         raise CheckpointError(message) from error
+
+
+_alone = threading.Lock()
+"""The library imports its parts when they are asked for, and lacks those that another thread is importing."""
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -216,7 +216,8 @@ def _weight_files(folder: Path) -> list[Path]:
     if pickled:
         raise CheckpointError(
             f"model {str(folder)!r} has pickled weights ({pickled[0]}), which are not read: convert it with "
-            "transformers, AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)"
+            "transformers, X.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER) for X = AutoModelForCausalLM and "
+            "AutoTokenizer"
         )
     raise CheckpointError(f"model {str(folder)!r} has no weights: {WEIGHTS} or {INDEX} is missing")
 

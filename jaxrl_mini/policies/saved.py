@@ -22,17 +22,30 @@ DESCRIPTION: dict[str, Any] = {"policy": "table", "task": NAME, "actions": list(
 MAX_BYTES = 2**16
 
 
-def save_table(
-    folder: str | os.PathLike[str], logits: Float[np.ndarray, "24 6"], config: Config, overwrite: bool = False
-) -> None:
+def destination(folder: str | os.PathLike[str], config: Config, overwrite: bool = False) -> folders.Destination:
+    """The place for a policy of these settings; the same may be there.
+
+    Raises:
+      UserError: as `folders.Destination`.
+    """
+    text = json.dumps({**DESCRIPTION, "config": config.to_dict()}, indent=1) + "\n"
+    return folders.Destination(folder, overwrite, {folders.TABLE: text.encode()})
+
+
+def write_table(place: folders.Destination, logits: Float[np.ndarray, "24 6"]) -> None:
     """Writes a folder that `load_table` reads, whole or not at all.
 
     Raises:
-      UserError: as `folders.write`.
+      UserError: as `Destination.write`.
     """
-    text = json.dumps({**DESCRIPTION, "config": config.to_dict()}, indent=1) + "\n"
-    tensors = {LOGITS: np.ascontiguousarray(logits, np.float32)}
-    folders.write(folder, WEIGHTS, tensors, {folders.TABLE: text.encode()}, overwrite)
+    place.write(WEIGHTS, {LOGITS: np.ascontiguousarray(logits, np.float32)}, {})
+
+
+def save_table(
+    folder: str | os.PathLike[str], logits: Float[np.ndarray, "24 6"], config: Config, overwrite: bool = False
+) -> None:
+    """`write_table` to a place named now."""
+    write_table(destination(folder, config, overwrite), logits)
 
 
 def load_table(folder: str | os.PathLike[str]) -> tuple[Float[np.ndarray, "24 6"], Config]:

@@ -5,6 +5,7 @@ A recording is an `.npz` file; `python -m jaxrl_mini.replay --help` lists its ar
 
 import io
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxrl_mini import objective
-from jaxrl_mini.config import Config, UserError
+from jaxrl_mini.config import Config, UserError, differences
 from jaxrl_mini.episodes import rollout
 from jaxrl_mini.episodes.packed import Episodes
 from jaxrl_mini.episodes.verifier import training_verdicts
@@ -34,7 +35,7 @@ HISTORY = ("loss", "mean_kl", "ratio_outside_clip_fraction")
 NAMES = ("config", "actions", "rewards", "advantages", "old_log_probs", "logits", *(f"history_{h}" for h in HISTORY))
 """The arrays that are read."""
 CONFIG_KEYS = ("method", "iterations", "groups", "group_size", "epochs", "lr", "clip", "beta")
-LANGUAGE_KEYS = ("backend", "model", "dtype", "micro_batch")
+LANGUAGE_KEYS = ("backend", "model", "dtype", "micro_batch", "exact_every")
 """Settings that a recording names only if it is a language model's."""
 OPTION_KEYS = ("advantage", "aggregation", "surrogate", "clip_high", "kl", "entropy_bonus", "reward")
 """Settings that a recording names only where they are not the defaults."""
@@ -89,7 +90,7 @@ def read(path: str | Path) -> Recording:
     return Recording(config, {name: arrays[name].astype(np.int8 if name == "actions" else float) for name in shapes})
 
 
-def _arrays(path: str | Path) -> dict[str, np.ndarray]:
+def _arrays(path: str | Path, names: Collection[str] = NAMES) -> dict[str, np.ndarray]:
     """Those of an archive's arrays that are read."""
     try:
         data = files.read(path, MAX_BYTES)
@@ -99,7 +100,7 @@ def _arrays(path: str | Path) -> dict[str, np.ndarray]:
         with np.load(io.BytesIO(data), allow_pickle=False) as file:
             size = sum(entry.file_size for entry in file.zip.infolist())
             if size <= MAX_BYTES:
-                arrays = {name: file[name] for name in file.files if name in NAMES}
+                arrays = {name: file[name] for name in file.files if name in names}
                 if all(isinstance(array, np.ndarray) for array in arrays.values()):  # other entries are bytes
                     return arrays
                 raise ValueError("an entry is no array")
@@ -147,15 +148,8 @@ def write(result: Result, output: Output) -> None:
             np.asarray(table.distribution(jnp.moveaxis(result.logits[:-1], 0, -1)).log_probs), -1, 0
         )
         policy = {"old_log_probs": _of_taken(log_probs, episodes), "logits": result.logits}
-    settings = {name: config.to_dict()[name] for name in (*CONFIG_KEYS, "seed", "eval_episodes")}
-    settings |= {
-        name: getattr(config, name)
-        for name in (*OPTION_KEYS, *LANGUAGE_KEYS)
-        if getattr(config, name) != getattr(Config, name)
-    }
-    settings["lr"] = config.effective_lr
     arrays = {
-        "config": np.array(json.dumps(settings)),
+        "config": np.array(json.dumps(_settings(config))),
         "actions": np.moveaxis(np.asarray(episodes.actions, np.int8), 0, -1),
         "rewards": np.asarray(rewards),
         "advantages": np.asarray(advantages if config.method == "grpo" else 0 * rewards),
@@ -165,6 +159,32 @@ def write(result: Result, output: Output) -> None:
         "after": np.array(json.dumps(records.finite(records.summary(result.after)))),
     }
     output.commit(lambda file: np.savez_compressed(file, allow_pickle=False, **arrays))
+
+
+def _settings(config: Config) -> dict[str, Any]:
+    """What a recording says of the settings that its figures depend on."""
+    settings = {name: config.to_dict()[name] for name in (*CONFIG_KEYS, "seed", "eval_episodes")}
+    settings |= {
+        name: getattr(config, name)
+        for name in (*OPTION_KEYS, *LANGUAGE_KEYS)
+        if getattr(config, name) != getattr(Config, name)
+    }
+    return settings | {"lr": config.effective_lr}
+
+
+def not_of(config: Config) -> files.Odd:
+    """The `Odd` of a recording: another run's, or no recording at all."""
+
+    def odd(path: Path, meanwhile: bool) -> str | None:
+        try:
+            there = dict(json.loads(str(_arrays(path, ("config",))["config"][()])))
+        except (UserError, TypeError, ValueError, KeyError, IndexError, RecursionError):
+            return "exists and is no recording"
+        here = _settings(config)
+        different = differences(there, dict.fromkeys(there) | here)
+        return f"holds another run's episodes ({different})" if different else None
+
+    return odd
 
 
 def replay_errors(recording: Recording) -> dict[str, float | None]:

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,13 @@ SCOPE = (
 )
 
 
-def build(result: Result) -> dict[str, Any]:
-    """The record of a run, as plain data (see `record.schema.json` beside this file)."""
+def build(result: Result, began: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The record of a run, as plain data (see `record.schema.json` beside this file).
+
+    Args:
+      result: the run.
+      began: what `runtime()` was when it began; now, if it is not given.
+    """
     columns = {name: column.tolist() for name, column in result.history.items()}
     history = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     return finite(
@@ -29,7 +35,7 @@ def build(result: Result) -> dict[str, Any]:
             "schema_version": SCHEMA_VERSION,
             "scope": SCOPE,
             "config": result.config.to_dict(),
-            "runtime": runtime(),
+            "runtime": dict(began or runtime()),
             "before": summary(result.before),
             "after": summary(result.after),
             "history": history,
@@ -62,22 +68,20 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def check_replaceable(path: str | Path, config: Config) -> None:
-    """Refuses to replace a file that is not a record of the same config.
+def not_of(config: Config) -> files.Odd:
+    """The `Odd` of a record: another run's, or no record at all; one of the same settings has the same figures."""
 
-    Raises:
-      UserError: the file is something else, or a record of another config.
-    """
-    try:
-        if not Path(path).is_file():
-            return
-        there = read(path)["config"]
-    except OSError as error:
-        raise UserError(f"output {path} cannot be written ({error.strerror}): choose another place") from error
-    except UserError as error:
-        raise UserError(f"output {path} exists and is no record: name another file or use --overwrite") from error
-    if odd := differences(there, config.to_dict()):
-        raise UserError(f"output {path} holds another run ({odd}): name another file or use --overwrite")
+    def odd(path: Path, meanwhile: bool) -> str | None:
+        try:
+            there = read(path)["config"]
+        except UserError:
+            return "exists and is no record"
+        with suppress(UserError):
+            there = Config.from_dict(there).to_dict()  # in today's form
+        different = differences(there, config.to_dict())
+        return f"holds another run ({different})" if different else None
+
+    return odd
 
 
 def write(record: Mapping[str, Any], output: Output) -> None:

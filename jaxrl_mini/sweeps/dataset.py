@@ -10,7 +10,6 @@ What is being written has a name in the sweep's folder itself that begins with a
 """
 
 import contextlib
-import errno
 import hashlib
 import io
 import json
@@ -360,27 +359,13 @@ def _publish(folder: Path, path: Path, data: bytes) -> bool:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        if not _link(aside, path):
+        if not files.link_new(aside, path):
             return False
         _flush_folder(path.parent)
         return True
     finally:
         with contextlib.suppress(OSError):  # it was renamed, or stays as a file that nothing reads
             aside.unlink()
-
-
-def _link(aside: Path, path: Path) -> bool:
-    try:
-        os.link(aside, path)
-    except FileExistsError:
-        return False
-    except OSError as error:
-        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV):
-            raise
-        if path.exists():
-            return False
-        aside.rename(path)  # a file system without hard links
-    return True
 
 
 def _flush_folder(folder: Path) -> None:

@@ -1,5 +1,6 @@
 """A sweep's runs of a language model: one after the other, in the columns of the table policy's (see `table_part`)."""
 
+import threading
 import zlib
 from collections.abc import Callable
 from functools import lru_cache
@@ -8,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxrl_mini.config import Config
 from jaxrl_mini.learning import language_training
 from jaxrl_mini.learning.evaluation import Evaluation
 from jaxrl_mini.learning.result import Result
@@ -16,8 +18,15 @@ from jaxrl_mini.sweeps.grid import SHARED_FIELDS, Grid, history_iterations
 from jaxrl_mini.sweeps.table_part import Stopped
 from jaxrl_mini.types import Columns, Settings
 
+
+def loaded(config: Config) -> language_training.Loaded:
+    """The model of a run; the runs of a sweep share what is read and compiled of it."""
+    with _reading:  # by one thread, while the others wait for it
+        return _loaded(str(config.model), config.dtype or "float32")
+
+
 _loaded = lru_cache(maxsize=2)(load_policy)
-"""The runs of a sweep share what is read and compiled of a model."""
+_reading = threading.Lock()
 
 
 def train_part(
@@ -35,8 +44,7 @@ def train_part(
             raise Stopped
 
     with jax.default_device(device):
-        loaded = _loaded(str(config.model), config.dtype or "float32")
-        result = language_training.run(config, on_chunk=stop, loaded=loaded)
+        result = language_training.run(config, on_chunk=stop, loaded=loaded(config))
     labels = {"run": part.numbers, "setting": part.setting_numbers, "seed": part.seeds}
     kept = history_iterations(config.iterations, grid.history_every)
     history = {name: column[kept] for name, column in result.history.items()}
