@@ -1,6 +1,7 @@
 """Programs that are compiled in one process and only read in the next."""
 
 import contextlib
+import os
 import threading
 
 import jax
@@ -133,3 +134,41 @@ def test_the_program_of_a_block_gives_the_same_to_the_bit(cache):
         logits.append(block.logits().tobytes())
         wait_until_written()
     assert logits[0] == logits[1] and len(programs(cache)) == 1
+
+
+@pytest.mark.parametrize("bound", ["MAX_FILES", "MAX_BYTES"])
+def test_what_was_not_used_for_long_goes_where_too_much_is_kept(tmp_path, monkeypatch, bound):
+    monkeypatch.setattr(compilation, bound, {"MAX_FILES": 3, "MAX_BYTES": 30}[bound])
+    for number in range(6):
+        (tmp_path / f"program-{number}").write_bytes(b"0123456789")
+        os.utime(tmp_path / f"program-{number}", (number, number))
+    (tmp_path / "mine").touch()
+    (tmp_path / "program-folder").mkdir()  # whatever it is, no command fails
+    os.utime(tmp_path / "program-folder", (0, 0))
+    os.utime(tmp_path / "program-0", (7, 7))
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path))
+    before = jax.config.values["jax_compilation_cache_dir"]
+    assert compilation.use_compilation_cache() is None
+    jax.config.update("jax_compilation_cache_dir", before)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "program-0", "program-5", "program-4", "mine", "program-folder"
+    }  # fmt: skip
+
+
+def test_a_program_that_is_read_counts_as_used(cache):
+    results(Step())
+    (file,) = programs(cache)
+    os.utime(file, (0, 0))
+    results(Step())
+    assert file.stat().st_mtime > 0
+
+
+def test_a_cache_that_cannot_be_written_is_named_and_not_used(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    before = jax.config.values["jax_compilation_cache_dir"]
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "file/below"))
+    try:
+        assert "file/below cannot be used (Not a directory)" in str(compilation.use_compilation_cache())
+        assert jax.config.values["jax_compilation_cache_dir"] is None
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)

@@ -155,7 +155,7 @@ class Output:
                 file.flush()
                 os.fsync(file.fileno())
             if why := self._place(self._part):
-                kept = keep(self._target, partial(link_new, self._part))
+                kept = keep(self.path, self._target, partial(link_new, self._part))
                 raise UserError(
                     f"output {self.path} {why}, written meanwhile by another process: see {kept} for this one's"
                 )
@@ -237,10 +237,12 @@ def link_new(part: Path, path: Path) -> bool:
     return True
 
 
-def keep(path: Path, place: Callable[[Path], bool]) -> Path:
-    """The first free name beside a path at which `place` could put something, as it says."""
-    names = (path.with_name(f"{path.stem}-kept-{number}{path.suffix}") for number in itertools.count(1))
-    return next(filter(place, names))
+def keep(path: Path, target: Path, place: Callable[[Path], bool]) -> Path:
+    """The first free name beside the target of a path at which `place` could put something, as it says."""
+    names = (target.with_name(f"{target.stem}-kept-{number}{target.suffix}") for number in itertools.count(1))
+    kept = next(filter(place, names))
+    near = path.with_name(kept.name)  # in the words of the user, where no link leads elsewhere
+    return near if near.exists() else kept
 
 
 @contextmanager

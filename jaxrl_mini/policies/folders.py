@@ -97,7 +97,7 @@ class Destination:
                 aside.mkdir()
                 _fill(aside, weights, tensors, {**companions, **self._origin})
                 placed = self._place(aside)
-                kept = None if placed else files.keep(self._target, lambda name: _renamed(aside, name))
+                kept = None if placed else files.keep(self.folder, self._target, lambda name: _renamed(aside, name))
                 flush(self._target.parent)
             except BaseException:
                 shutil.rmtree(aside, ignore_errors=True)
