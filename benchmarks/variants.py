@@ -286,10 +286,10 @@ def write(study: dict[str, Any], folder: Path) -> None:
     """The study and its pictures."""
     text = json.dumps(records.finite(compact(study)), indent=1, allow_nan=False)
     text = re.sub(r"\[[^][{}]*\]", lambda numbers: re.sub(r"\s*([][,])\s*", r"\1", numbers[0]), text) + "\n"
-    with files.Output(folder / "variants.json") as output:
+    with files.Output(folder / "variants.json", overwrite=True) as output:
         output.commit(lambda file: file.write(text.encode()))
     for name, figure in (("variants", draw_variants(study)), ("controls", draw_controls(study))):
-        with files.Output(folder / f"{name}.svg") as output:
+        with files.Output(folder / f"{name}.svg", overwrite=True) as output:
             output.commit(lambda file, figure=figure: figure.savefig(file, format="svg", metadata={"Date": None}))
 
 

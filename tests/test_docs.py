@@ -1,5 +1,6 @@
 """The documentation: its commands exist, and its figures are those of the records."""
 
+import dataclasses
 import importlib
 import json
 import pkgutil
@@ -15,6 +16,7 @@ from benchmarks import variants
 from jaxrl_mini import __main__ as console
 from jaxrl_mini import objective
 from jaxrl_mini.exact import bias, success
+from jaxrl_mini.learning import loop
 from jaxrl_mini.machine.commandline import Parser
 from jaxrl_mini.policies import table
 
@@ -67,6 +69,20 @@ def test_every_command_has_the_options_it_is_shown_with(page, command, monkeypat
     monkeypatch.setattr(Parser, "parse_args", stop)
     with pytest.raises(Parsed):
         MODULES[name].main(arguments)
+
+
+def test_runs_that_are_shown_do_not_want_each_others_outputs(train_command, monkeypatch, grpo_run):
+    """All that the pages and `make` train, in order and once more, in one folder."""
+    monkeypatch.setattr(loop, "run", lambda config, **_: dataclasses.replace(grpo_run, config=config))
+    made = [line.strip().replace("$(BIN)/", "") for line in (ROOT / "Makefile").read_text().splitlines()]
+    shown = [*made, *(command for path in PAGES if path != READMES[1] for command in commands(path))]
+    words = [
+        shlex.split(line)[3:] for line in shown if line.startswith("python -m jaxrl_mini.train") and "$" not in line
+    ]
+    assert len(words) > 7
+    for arguments in (*words, *words):
+        outcome = train_command(*arguments)
+        assert (outcome.code, [line for line in outcome.err if "no checkpoint in" not in line]) == (0, []), arguments
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)

@@ -205,7 +205,7 @@ def test_a_command_trains_records_and_saves_a_model_that_loads(word, tiny_folder
     assert run.checkpoint().config == word[1].config
     played = records.finite(records.summary(load_player("policy").evaluate(40, seed=7)))
     assert played | {"exact_mean_kl": record["after"]["exact_mean_kl"]} == record["after"]
-    again = train_command(*flags)
+    again = train_command(*flags, "--seed", 8, "--output", "another.json")
     assert again.code == 2 and "not empty" in again.err[-1]
 
 

@@ -295,6 +295,14 @@ def test_a_sweep_from_python_leaves_jax_as_it_is(tmp_path, monkeypatch):
 # The names themselves
 
 
+def test_a_link_that_appears_meanwhile_stays(tmp_path):
+    with files.Output(tmp_path / "x") as output:
+        (tmp_path / "x").symlink_to("nowhere")
+        with pytest.raises(UserError, match="x-kept-1"):
+            output.commit(lambda file: file.write(b"1"))
+    assert (tmp_path / "x").is_symlink() and (tmp_path / "x-kept-1").read_bytes() == b"1"
+
+
 def test_a_lock_that_someone_holds_delays_and_does_not_stop(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "PATIENCE", 0.05)
     with files.alone_in(tmp_path), files.Output(tmp_path / "x") as output:

@@ -160,6 +160,12 @@ def test_what_is_saved_does_not_depend_on_the_folder_that_was_read(folder, tmp_p
     np.testing.assert_array_equal(scores(tmp_path / "saved"), expected)
 
 
+def test_a_chat_template_goes_along(folder, tmp_path):
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    save_checkpoint(tmp_path / "saved", load_checkpoint(folder))
+    assert (tmp_path / "saved/chat_template.jinja").read_text() == "{{ messages }}"
+
+
 def test_a_folder_is_written_whole_or_not_at_all(golden, tmp_path, monkeypatch):
     checkpoint = load_checkpoint(golden / "tiny-gpt2-word")
     monkeypatch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError("disk full")))
@@ -207,7 +213,7 @@ REFUSED = {
     "config.json' cannot be read": lambda f: (f / "config.json").write_text("{"),
     "has no weights: model.safetensors": lambda f: (f / "model.safetensors").unlink(),
     "weights .* cannot be read": lambda f: (f / "model.safetensors").write_bytes(b"0" * 99),
-    "pickled weights .*save_pretrained": pickled,
+    "pickled weights .*save_pretrained.*AutoTokenizer": pickled,
     "names 'model-00002-of-00002.safetensors', which is not": missing_shard,
     "names '../weights.safetensors', which is not": outside_shard,
     "has no tokenizer: tokenizer.json or vocab.json and merges.txt": lambda f: (f / "tokenizer.json").unlink(),

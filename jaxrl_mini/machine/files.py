@@ -207,7 +207,7 @@ def write_all(writes: Mapping[str, Callable[[], object]]) -> dict[str, UserError
 def identity(path: Path) -> tuple[int, ...] | None:
     """What tells a file or folder from one that takes its place; None where there is none."""
     try:
-        about = path.stat()
+        about = path.lstat()
     except FileNotFoundError:
         return None
     return about.st_dev, about.st_ino, about.st_mtime_ns, about.st_size
