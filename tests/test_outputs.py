@@ -1,5 +1,6 @@
 """What commands write: what may be replaced, what is kept when it may not, and that nothing else keeps it from disk."""
 
+import dataclasses
 import json
 import os
 import stat
@@ -17,6 +18,7 @@ from jaxrl_mini.config import Config, UserError
 from jaxrl_mini.learning import loop
 from jaxrl_mini.machine import commandline, files, runtime
 from jaxrl_mini.policies import folders, saved
+from jaxrl_mini.policies.pretrained import load_checkpoint
 from jaxrl_mini.runs import recording, records
 from jaxrl_mini.sweeps.engine import run_sweep
 from jaxrl_mini.sweeps.grid import Grid
@@ -121,14 +123,14 @@ def test_a_file_of_ones_own_in_a_policys_folder_stays(train_command):
     assert train_command(*SHORT, *ALL).code == 2 and Path("p/thesis.txt").exists()
 
 
-def test_the_same_language_model_is_saved_and_made_again(train_command, command, tiny_folder):
-    words = ["--backend", "hf", *SHORT, "--groups", 1, "--group-size", 2, "--save-policy", "p"]
+def test_the_same_language_model_is_saved_and_made_again(train_command, command, monkeypatch, grpo_run):
+    words = ["--backend", "hf", "--iterations", 3, "--save-policy", "p"]
     assert command(tiny_model, "m", "--layers", 1, "--width", 8).code == 0
+    trained = dataclasses.replace(grpo_run, logits=None, checkpoint=load_checkpoint("m"))
+    monkeypatch.setattr(loop, "run", lambda config, **_: dataclasses.replace(trained, config=config))
     for folder in ("m", "./m/"):
         assert train_command(*words, "--model", folder).code == 0
-    assert [path.name for path in Path("runs").iterdir()] == [
-        "hf-grpo-m-iterations-1-groups-1-group-size-2-eval-episodes-1-seed-7.json"
-    ]
+    assert [path.name for path in Path("runs").iterdir()] == ["hf-grpo-m-iterations-3-seed-7.json"]
     assert train_command(*words, "--model", "m", "--lr", 1e-3).code == 2
     assert command(tiny_model, "m", "--layers", 1, "--width", 8).code == 0
     assert command(tiny_model, "m", "--layers", 1, "--width", 8, "--seed", 1).code == 2
