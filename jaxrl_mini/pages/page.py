@@ -13,7 +13,6 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from jaxrl_mini.episodes.verifier import EXTRA_TARGETS, FIXED_ARRAYS
 from jaxrl_mini.exact import flow
 from jaxrl_mini.exact.flow import LAYOUT, MOVES, SCALE
 from jaxrl_mini.machine import commandline
