@@ -155,7 +155,7 @@ def _check(task: Task, name: str) -> None:
 
     def refuse(attribute: str, right: str) -> None:
         value = getattr(task, attribute, None)
-        raise UserError(f"task {name} has {attribute} {str(value)[:200]!r}: expected {right}")
+        raise UserError(f"task {name} has {attribute} {repr(value)[:200]}: expected {right}")
 
     actions = getattr(task, "actions", None)
     names = list(actions) if isinstance(actions, list | tuple) else []
