@@ -3,8 +3,6 @@
 import json
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from jaxrl_mini.machine import commandline
 
 if TYPE_CHECKING:
@@ -76,8 +74,8 @@ def odd(task: "CompiledTask") -> list[str]:
     elif (task.accepted == 1).all() and (task.submission[task.next_node == ENDED] != ENDED).all():
         found.append("the verifier accepts everything that can be submitted, and every episode submits")
     else:
-        for instance in np.flatnonzero(~task.accepted.any(axis=0)):
-            found.append(f"the verifier accepts nothing for instance {task.instances[instance]}")
+        hopeless = (task.accepted.max(axis=0) == 0).nonzero()[0]
+        found += [f"the verifier accepts nothing for instance {task.instances[instance]}" for instance in hopeless]
     if len(task.instances) > 1:
         for what, seen in (("observation", task.start_text), ("view", task.contexts[task.start_node])):
             pairs = {(instance, one) for instance, one in zip(task.start_instance.tolist(), seen.tolist(), strict=True)}

@@ -79,7 +79,7 @@ BAD = {
     "a reset that fails": ("self.at = self.steps = 0", "self.at = self.steps = {}['x']", "KeyError"),
     "a verifier that fails": (VERIFY, "return submission.x", "verify of 0 raised AttributeError"),
     # randomness and memory of its own
-    "a generator of its own": (STEP, "        self.at += random.random() < 0.5 if self.steps else 0",
+    "a generator of its own": (STEP, "        self.at += random.random()",
                                "in state (0, 0), action 'left'"),
     "a clock": (STEP, "        self.at += time.perf_counter_ns()", "in state (0, 0), action 'left'"),
     "a counter outside of the task": (STEP, "        self.at += next(COUNTER)", "in state (0, 0), action 'left'"),
