@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from jaxrl_mini.sweeps.engine import run_sweep
     from jaxrl_mini.sweeps.grid import Grid
     from jaxrl_mini.tasks.repair import ACTIONS, BinarySearchRepair
+    from jaxrl_mini.tasks.specification import register
+    from jaxrl_mini.tasks.task import Task
 
 _HOMES = {
     "ACTIONS": "tasks.repair",
@@ -33,8 +35,10 @@ _HOMES = {
     "Evaluation": "learning.evaluation",
     "Grid": "sweeps.grid",
     "Result": "learning.result",
+    "Task": "tasks.task",
     "UserError": "config",
     "load_player": "runs.player",
+    "register": "tasks.specification",
     "run": "learning.loop",
     "run_sweep": "sweeps.engine",
 }
@@ -47,8 +51,10 @@ __all__ = [
     "Evaluation",
     "Grid",
     "Result",
+    "Task",
     "UserError",
     "load_player",
+    "register",
     "run",
     "run_sweep",
 ]

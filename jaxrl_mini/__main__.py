@@ -15,6 +15,7 @@ COMMANDS = {
     "play": "plays a kept policy, or lets you play",
     "report": "writes runs and sweeps as one page to look at",
     "estimators": "judges gradient estimators exactly",
+    "check_task": "says what a task is, exactly, and what is odd about it",
     "tiny_model": "makes a small random language model to train",
 }
 """The modules that are commands, and what they do."""

@@ -13,14 +13,12 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Int
 
-from jaxrl_mini.tasks.repair import VARIANTS
+from jaxrl_mini.tasks.repair import EXTRA_TARGETS, FIXED_ARRAYS, VARIANTS
 from jaxrl_mini.types import AnyArray
 
-FIXED_ARRAYS = ((), (1,), (1, 3), (-2, 0, 4))
 RANDOM_ARRAYS = 12
 MAX_LENGTH = 13
 LOWEST, HIGHEST = -40, 40
-EXTRA_TARGETS = (LOWEST - 1, HIGHEST + 1, 0)
 MISSING, UNDECIDED = -1, -2
 
 TRAINING, EVALUATION = 0, 1

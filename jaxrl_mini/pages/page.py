@@ -13,7 +13,6 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from jaxrl_mini.episodes.verifier import EXTRA_TARGETS, FIXED_ARRAYS
 from jaxrl_mini.exact import flow
 from jaxrl_mini.exact.flow import LAYOUT, MOVES, SCALE
 from jaxrl_mini.machine import commandline
@@ -21,8 +20,10 @@ from jaxrl_mini.pages import figures
 from jaxrl_mini.pages.figures import METRICS, SOFTWARE, Curves
 from jaxrl_mini.pages.sources import Source
 from jaxrl_mini.runs.recording import Recording
-from jaxrl_mini.tasks.repair import (  # fmt: skip
+from jaxrl_mini.tasks.repair import (
     ACTIONS,
+    EXTRA_TARGETS,
+    FIXED_ARRAYS,
     MAX_STEPS,
     NUM_ACTIONS,
     NUM_VARIANTS,
@@ -31,7 +32,7 @@ from jaxrl_mini.tasks.repair import (  # fmt: skip
     BinarySearchRepair,
     binary_search,
     public_test_passes,
-)
+)  # fmt: skip
 
 MOST_FRAMES = 600
 """Policies in a page, over all of its runs: about 600 bytes each."""

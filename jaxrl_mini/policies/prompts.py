@@ -13,14 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxrl_mini.config import UserError
-from jaxrl_mini.tasks.repair import ACTIONS, MAX_STEPS, NUM_ACTIONS, NUM_VARIANTS, VARIANTS, BinarySearchRepair
+from jaxrl_mini.tasks.repair import ACTIONS, HEADER, MAX_STEPS, NUM_ACTIONS, NUM_VARIANTS, VARIANTS, BinarySearchRepair
 from jaxrl_mini.tasks.tables import TABLES
 
-HEADER = (
-    "Repair a binary search. Right is low = mid + 1 and high = mid - 1.\n"
-    "Actions: read looks, fix_low and fix_high repair a line, undo_low breaks one again, "
-    "test runs the public test, find 3 in [1, 3, 5], finish submits.\n"
-)
 CUE = "\nAction:"
 CANDIDATES = tuple(f" {action}" for action in ACTIONS)
 """What the policy scores after a cue: these texts, each followed by the end-of-text token."""

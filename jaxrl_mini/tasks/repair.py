@@ -7,12 +7,23 @@ Two lines of the search can be wrong, ``low = mid`` (right: ``mid + 1``) and ``h
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from jaxrl_mini.tasks.task import Task
+
 NAME = "binary-search-repair"
 ACTIONS = ("read", "fix_low", "fix_high", "undo_low", "test", "finish")
 MAX_STEPS = 6
 NUM_ACTIONS = len(ACTIONS)
 NUM_VARIANTS = 4
 NUM_STATES = MAX_STEPS * NUM_VARIANTS
+
+
+HEADER = (
+    "Repair a binary search. Right is low = mid + 1 and high = mid - 1.\n"
+    "Actions: read looks, fix_low and fix_high repair a line, undo_low breaks one again, "
+    "test runs the public test, find 3 in [1, 3, 5], finish submits.\n"
+)
+FIXED_ARRAYS = ((), (1,), (1, 3), (-2, 0, 4))
+EXTRA_TARGETS = (-41, 41, 0)
 
 
 class Artifact(NamedTuple):
@@ -59,17 +70,21 @@ def public_test_passes(artifact: Artifact) -> bool:
     return binary_search(artifact, [1, 3, 5], 3) == 1
 
 
-class BinarySearchRepair:
+class BinarySearchRepair(Task):
     """The task as a person plays it: `reset`, then `step` until `ended`.
 
     Every observation shows the two lines and the step, so the process is fully observable. After an
     episode ends nothing moves any more: the artifact that is graded is the artifact that was submitted.
     """
 
+    actions = ACTIONS
+    max_steps = MAX_STEPS
+    header = HEADER
+
     def __init__(self) -> None:
         self.reset()
 
-    def reset(self) -> str:
+    def reset(self, instance: None = None) -> str:
         """Starts an episode and returns the first observation."""
         self.artifact = Artifact()
         self.steps = 0
@@ -77,7 +92,7 @@ class BinarySearchRepair:
         return self._describe()
 
     @property
-    def ended(self) -> bool:
+    def ended(self) -> bool:  # type: ignore[override]
         """Whether the episode is over: submitted, or out of steps."""
         return self.submitted or self.steps == MAX_STEPS
 
@@ -102,6 +117,34 @@ class BinarySearchRepair:
             self.submitted = True
             return ""
         return self._describe(show_test=action == "test")
+
+    @property
+    def state(self) -> tuple[Artifact, int]:  # type: ignore[override]
+        """The artifact and the step."""
+        return self.artifact, self.steps
+
+    @property
+    def view(self) -> int:  # type: ignore[override]
+        """The artifact's number; with the step, the policy's finite index `step * 4 + variant`."""
+        return self.artifact.variant
+
+    @property
+    def submission(self) -> Artifact | None:  # type: ignore[override]
+        """The artifact, once it was submitted."""
+        return self.artifact if self.submitted else None
+
+    @staticmethod
+    def verify(submission: Artifact, instance: None) -> float:
+        """Accepts what finds every element of the fixed arrays, and misses what is not there.
+
+        No random array changes this verdict: the fixed ones tell the four artifacts apart (see `episodes.verifier`).
+        """
+        for array in FIXED_ARRAYS:
+            for target in {*array, *EXTRA_TARGETS}:
+                right = array.index(target) if target in array else -1
+                if binary_search(submission, array, target) != right:
+                    return 0.0
+        return 1.0
 
     def _describe(self, show_test: bool = False) -> str:
         low_line, high_line = self.artifact.lines
