@@ -23,6 +23,27 @@ from jaxrl_mini.runs import recording
 jax.config.update("jax_debug_key_reuse", True)
 
 
+def pytest_addoption(parser):
+    parser.addoption("--no-skips", action="store_true", help="what is skipped fails, and says why it was")
+
+
+def unskipped(report, config):
+    """The report of a test or of a file, with a skip as a failure where skips are not allowed."""
+    if report.skipped and config.getoption("no_skips") and not hasattr(report, "wasxfail"):
+        report.outcome, report.longrepr = "failed", f"--no-skips: {report.longrepr[2]}"
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+    return unskipped((yield), item.config)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector):
+    return unskipped((yield), collector.config)
+
+
 class Outcome(NamedTuple):
     """How a command ended."""
 

@@ -75,9 +75,10 @@ def test_another_engine_is_refused(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("default")
 def test_a_ray_cluster_gives_the_same_files_though_a_worker_is_killed(tmp_path, whole):
-    ray = pytest.importorskip("ray", reason="ray is not installed")
+    ray = pytest.importorskip("ray")
     ray.init(
         num_cpus=3, _node_ip_address="127.0.0.1", include_dashboard=False, log_to_driver=False,
         object_store_memory=10**8, _temp_dir=f"{tempfile.gettempdir()}/r{os.getpid()}",
@@ -121,7 +122,8 @@ def descends(process: int) -> bool:
     return False
 
 
+@pytest.mark.full
 def test_a_cluster_that_is_not_there_is_one_line(tmp_path):
-    pytest.importorskip("ray", reason="ray is not installed")
+    pytest.importorskip("ray")
     with pytest.raises(UserError, match=r"127\.0\.0\.1:1"):
         run_sweep(GRID, tmp_path / "out", engine="ray", address="127.0.0.1:1")

@@ -2,17 +2,19 @@
 
 import importlib
 import importlib.metadata
-import importlib.util
 import json
+import os
 import re
 import subprocess
 import sys
 import tarfile
 import tomllib
+import venv
 import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 
 import jaxrl_mini
 from jaxrl_mini import __main__ as console
@@ -129,7 +131,6 @@ def test_the_citation_is_as_cff_wants_it():
 
 
 def citation() -> dict:
-    yaml = pytest.importorskip("yaml")
     return yaml.safe_load((ROOT / "CITATION.cff").read_text())
 
 
@@ -175,9 +176,9 @@ def test_the_source_distribution_can_run_its_tests(built):
     assert wanted | {"Makefile", "requirements.lock", "CITATION.cff", "LICENSE", "README.md", "CHANGELOG.md"} <= names
 
 
+@pytest.mark.full
 def test_both_pass_twine_check(built):
-    if importlib.util.find_spec("twine") is None:
-        pytest.skip("twine is not here")
+    pytest.importorskip("twine")
     done = process("-m", "twine", "check", "--strict", *built.iterdir())
     assert done.returncode == 0 and done.stdout.count("PASSED") == 2, done.stdout
 
@@ -194,3 +195,28 @@ def test_the_wheel_works_where_the_checkout_is_not(built, tmp_path):
     done = process("-P", "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {code}", folder=tmp_path)
     place, size = json.loads(done.stdout)
     assert place == str(tmp_path / "jaxrl_mini/__init__.py") and size > 1000
+
+
+@pytest.mark.full
+def test_the_wheel_works_in_a_new_environment(built, tmp_path):
+    """All that it needs is named in it, and nothing of the machine or the checkout helps."""
+    (path,) = built.glob("*.whl")
+    venv.create(tmp_path / "new", with_pip=True)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+
+    def run(command, *arguments):
+        words = [str(tmp_path / "new/bin" / command), *map(str, arguments)]
+        done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, (words, done.stdout[-2000:], done.stderr[-2000:])
+        return done.stdout
+
+    run("pip", "install", "--quiet", "--constraint", ROOT / "requirements.lock", f"{path}[report]")
+    run("pip", "check")
+    run("jaxrl-mini", "train", "--iterations", 2, "--output", "run.json", "--trajectories", "run.npz")
+    run("jaxrl-mini", "replay", "run.npz")
+    run("jaxrl-mini", "reproduce", "run.json")
+    run("jaxrl-mini", "report", "run.json", "run.npz", "--output", "run.html")
+    run("jaxrl-mini", "tiny-model", "tiny")
+    run("jaxrl-mini", "play", "tiny", "--seed", 1)
+    place = run("python", "-c", "import jaxrl_mini; print(jaxrl_mini.__file__)")
+    assert Path(place.strip()).is_relative_to(tmp_path / "new")

@@ -283,6 +283,7 @@ def torch_scores(folder):
     return result - np.logaddexp.reduce(result, axis=1, keepdims=True)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "change", [*(lambda f, flags=flags: set_config(f, **flags) for flags in FLAGS[:4]), everything_else]
 )

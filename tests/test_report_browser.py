@@ -15,7 +15,7 @@ from jaxrl_mini.runs import recording, records
 from jaxrl_mini.tasks.repair import ACTIONS
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="this machine has no Chromium")
+pytestmark = [pytest.mark.full, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")]
 
 AXE = """() => axe.run(document, {resultTypes: ["violations"]}).then((found) =>
   found.violations.map((one) => [one.id, one.nodes.map((node) => node.html)]))"""

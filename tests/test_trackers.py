@@ -27,6 +27,7 @@ def tracked(folder: Path, target: str) -> tuple[dict, subprocess.CompletedProces
     return {row.pop("iteration"): row for row in rows}, done
 
 
+@pytest.mark.full
 def test_tensorboard_keeps_the_history(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -42,6 +43,7 @@ def test_tensorboard_keeps_the_history(tmp_path):
     assert [json.loads(line).get("iteration") for line in done.stdout.splitlines()] == [19, 22, None]
 
 
+@pytest.mark.full
 def test_wandb_keeps_the_history_and_the_settings_offline(tmp_path):
     pytest.importorskip("wandb")
     from wandb.proto.wandb_internal_pb2 import Record
@@ -79,6 +81,7 @@ def log_records(data: bytes) -> list[bytes]:
     return found
 
 
+@pytest.mark.full
 def test_trackio_keeps_the_history_and_the_settings_on_this_machine(tmp_path):
     pytest.importorskip("trackio")
     expected, done = tracked(tmp_path, "trackio")
