@@ -16,11 +16,12 @@ import pytest
 
 from jaxrl_mini import replay, tiny_model, train
 from jaxrl_mini.config import Config
-from jaxrl_mini.learning import loop, result
+from jaxrl_mini.learning import block, loop, result
 from jaxrl_mini.machine import commandline, files
 from jaxrl_mini.runs import recording
 
 jax.config.update("jax_debug_key_reuse", True)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # what one process compiled, the others read
 
 
 def pytest_addoption(parser):
@@ -89,6 +90,20 @@ def tiny_folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "tiny"
     tiny_model.make_tiny_model(folder, layers=1, width=16)
     return folder
+
+
+@pytest.fixture(scope="module")
+def quick_to_compile():
+    """Compiles a file's programs in half the time, for tests that say nothing of the last digit.
+
+    Nothing compiled so is left to other files, whose runs are compared to the bit.
+    """
+    compiled = block._compile.cache_info().misses
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+    jax.clear_caches()
+    assert block._compile.cache_info().misses == compiled, "a table policy's program is kept beyond this file"
 
 
 @pytest.fixture(scope="session")

@@ -10,74 +10,19 @@ import sys
 from functools import partial
 
 import jax
-import numpy as np
 import pytest
 from kills import killed_and_resumed
+from stopping import assert_same, kept_run, stop_after_each_iteration
 
 from jaxrl_mini.config import Config, UserError
-from jaxrl_mini.learning import checkpoint, language_training, loop
+from jaxrl_mini.learning import checkpoint, loop
 from jaxrl_mini.learning.block import Block
-from jaxrl_mini.learning.checkpoint import Checkpoints, Interrupted
+from jaxrl_mini.learning.checkpoint import Checkpoints
 from jaxrl_mini.machine.placement import make_mesh
-from jaxrl_mini.policies.language import load_policy
 from jaxrl_mini.runs import records
 
 SHORT = ("--iterations", 12, "--eval-episodes", 20, "--output", "r.json")
 RUNS = {"grpo": {}, "rs-sft": {"method": "rs-sft", "reward": "shuffled"}}
-
-
-def kept_run(folder, config, *, run=loop.run, **options):
-    """The result of a run with checkpoints, and its last state."""
-    with Checkpoints(folder, config, resume=True, say=lambda _: None, **options) as checkpoints:
-        checkpoints.restore, states = remembering(checkpoints.restore)
-        result = run(config, checkpoints=checkpoints)
-    with Checkpoints(folder, config, resume=True, say=pytest.fail) as checkpoints:
-        return result, checkpoints.restore(*states).state
-
-
-def remembering(restore):
-    """A `restore`, and a list of the initial states that it is given."""
-    states = []
-
-    def restored(state):
-        states.append(jax.tree.map(np.array, state))
-        return restore(state)
-
-    return restored, states
-
-
-def stop_after_each_iteration(folder, config, *, first=0, run=loop.run):
-    """Has all iterations from `first` on done, each by a run of its own, which goes on from the one before."""
-    for done in range(first, config.iterations):
-        options = {"every": 1, "resume": done > 0, "say": pytest.fail}
-        with Checkpoints(folder, config, **options) as checkpoints, pytest.raises(Interrupted):
-            checkpoints.offer = stopping(checkpoints)
-            run(config, checkpoints=checkpoints)
-        assert checkpoints.newest == done + 1
-
-
-def stopping(checkpoints):
-    """An `offer` before which a signal has come."""
-    offer = checkpoints.offer
-
-    def offered(iteration, snapshot):
-        checkpoints._asked = signal.SIGINT
-        offer(iteration, snapshot)
-
-    return offered
-
-
-def assert_same(one, other):
-    """Results and states, to the bit; the record, too, but for its times."""
-    (one, one_state), (other, other_state) = one, other
-    for a, b in zip(jax.tree.leaves(one_state), jax.tree.leaves(other_state), strict=True):
-        np.testing.assert_array_equal(a, b)
-    for name in ("logits", "packed_episodes", "rewards", "behavior", "history"):
-        jax.tree.map(np.testing.assert_array_equal, getattr(one, name), getattr(other, name))
-    assert list(one.history) == list(other.history)
-    assert (one.before, one.after) == (other.before, other.after)
-    records_of = [{**records.build(result), "timing": None} for result in (one, other)]
-    assert json.dumps(records_of[0]) == json.dumps(records_of[1])
 
 
 @pytest.mark.parametrize("settings", RUNS.values(), ids=RUNS)
@@ -89,35 +34,6 @@ def test_a_run_that_stops_at_each_of_its_iterations_is_one_that_never_stops(tmp_
     assert len(never[0].history["iteration"]) == 12
     plain = loop.run(config)
     assert {**records.build(plain), "timing": None} == {**records.build(never[0]), "timing": None}
-
-
-@pytest.fixture(scope="module")
-def loaded(tiny_folder):
-    return load_policy(tiny_folder)  # one, so that its programs are compiled once
-
-
-@pytest.mark.parametrize(("method", "epochs"), [("grpo", 2), ("rs-sft", 1)])  # programs that other tests use, too
-def test_a_language_model_that_stops_at_each_of_its_iterations_is_one_that_never_stops(
-    tmp_path, tiny_folder, loaded, method, epochs
-):
-    """Also where a last iteration, which is evaluated exactly, is the last no longer."""
-    settings = {"backend": "hf", "model": str(tiny_folder), "method": method, "lr": 1e-3, "eval_episodes": 20}
-    sizes = {"groups": 2, "group_size": 4, "epochs": epochs, "exact_every": 6}
-    short, config = (Config(iterations=iterations, **settings, **sizes) for iterations in (2, 12))
-    run = partial(language_training.run, loaded=loaded)
-    stop_after_each_iteration(tmp_path / "stopping", short, run=run)
-    stop_after_each_iteration(tmp_path / "stopping", config, first=2, run=run)
-    stopping, never = (kept_run(tmp_path / name, config, run=run) for name in ("stopping", "never"))
-    assert_same(stopping, never)
-    for one, other in zip(*(jax.tree.leaves(result.checkpoint.params) for result, _ in (stopping, never)), strict=True):
-        np.testing.assert_array_equal(one, other)
-    assert np.isnan(stopping[0].history["exact_success_rate"]).tolist() == ([True] * 5 + [False]) * 2
-    other = jax.tree.map(lambda leaf: leaf + 1, never[1])
-    with (
-        Checkpoints(tmp_path / "never", config, resume=True) as checkpoints,
-        pytest.raises(UserError, match=r"began with other parameters than .*tiny"),
-    ):
-        checkpoints.restore(other)
 
 
 def test_more_iterations_continue_a_finished_run(tmp_path):

@@ -1,6 +1,7 @@
 """Training a language model: the batch's sums against a plain loop over its actions, and what a run leaves behind."""
 
 import json
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -8,11 +9,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from plain_language import plain_log_probs, prompt_after
+from stopping import assert_same, kept_run, stop_after_each_iteration
 
 from jaxrl_mini import load_player, objective, sweep
 from jaxrl_mini.config import Config, UserError
 from jaxrl_mini.episodes import rollout
 from jaxrl_mini.learning import language_training, loop, training
+from jaxrl_mini.learning.checkpoint import Checkpoints
 from jaxrl_mini.learning.language_training import MICRO_BATCH, Run
 from jaxrl_mini.learning.training import Sizes
 from jaxrl_mini.policies.language import load_policy
@@ -20,7 +23,9 @@ from jaxrl_mini.runs import records
 from jaxrl_mini.tasks.repair import NUM_ACTIONS
 from jaxrl_mini.types import Settings
 
-SIZES = Sizes("grpo", groups=2, group_size=4, epochs=1)
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
+SIZES = Sizes("grpo", groups=2, group_size=4, epochs=1)  # those of `tiny`: a program is compiled once
 SETTINGS = Settings(*(jnp.float32(value) for value in (1e-3, 0.2, 0.02)))
 
 
@@ -57,18 +62,20 @@ def plain_step(checkpoint, params, episodes, rewards, settings, behavior_params)
     lengths = (actions >= 0).sum(axis=0)
     behavior, reference = (plain_log_probs(checkpoint, p, prompts) for p in (behavior_params, checkpoint.params))
 
+    def term(action, advantage, length, log_probs, behavior, reference):
+        ratio = jnp.exp(log_probs[action] - behavior[action])
+        clipped = jnp.clip(ratio, 1 - settings.clip, 1 + settings.clip)
+        kl = jnp.sum(jnp.exp(log_probs) * (log_probs - reference))
+        surrogate = jnp.minimum(ratio * advantage, clipped * advantage)
+        return (settings.beta * kl - surrogate) / length / actions.shape[1], kl
+
+    taken = tuple(np.array([(actions[t, e], advantages[e], lengths[e]) for e, t in places], np.float32).T)
+
     def terms(params):
         log_probs = plain_log_probs(checkpoint, params, prompts)
-        loss, kl_sum = 0.0, 0.0
-        for row, (episode, step) in enumerate(places):
-            action = actions[step, episode]
-            ratio = jnp.exp(log_probs[row, action] - behavior[row, action])
-            clipped = jnp.clip(ratio, 1 - settings.clip, 1 + settings.clip)
-            kl = jnp.sum(jnp.exp(log_probs[row]) * (log_probs[row] - reference[row]))
-            surrogate = jnp.minimum(ratio * advantages[episode], clipped * advantages[episode])
-            loss += (settings.beta * kl - surrogate) / lengths[episode] / actions.shape[1]
-            kl_sum += kl
-        return loss, kl_sum / len(places)
+        each = taken[0].astype(int), *taken[1:], log_probs, behavior, reference
+        losses, kls = jax.lax.map(lambda row: term(*row), each)
+        return losses.sum(), kls.mean()
 
     (loss, kl), gradient = jax.jit(jax.value_and_grad(terms, has_aux=True))(params)
     return loss, kl, jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(gradient)))
@@ -141,17 +148,17 @@ def test_a_batch_without_success_leaves_rs_sft_as_it_was_to_the_bit(word):
 
 
 def tiny(folder, **changes):
-    settings = {"backend": "hf", "model": str(folder), "lr": 3e-3, "groups": 2, "group_size": 4}
+    settings = {"backend": "hf", "model": str(folder), "lr": 3e-3, "groups": 2, "group_size": 4, "epochs": 1}
     return Config(**settings | {"iterations": 3, "eval_episodes": 40} | changes)
 
 
 @pytest.fixture(scope="module")
-def finished(tiny_folder):
-    return loop.run(tiny(tiny_folder, exact_every=1))
+def finished(word, tiny_folder):
+    return language_training.run(tiny(tiny_folder, exact_every=1), loaded=word)
 
 
-def test_exact_evaluation_on_the_way_does_not_change_training(tiny_folder, finished):
-    other = loop.run(tiny(tiny_folder, exact_every=2))
+def test_exact_evaluation_on_the_way_does_not_change_training(word, tiny_folder, finished):
+    other = language_training.run(tiny(tiny_folder, exact_every=2), loaded=word)
     for name in ("loss", "mean_kl", "entropy", "gradient_norm", "train_success_rate"):
         np.testing.assert_array_equal(other.history[name], finished.history[name])
     np.testing.assert_array_equal(other.packed_episodes, finished.packed_episodes)
@@ -161,7 +168,7 @@ def test_exact_evaluation_on_the_way_does_not_change_training(tiny_folder, finis
 
 
 def test_a_sweep_holds_the_runs_of_its_seeds(tiny_folder, finished, command, tmp_path):
-    flags = ["--backend", "hf", "--model", tiny_folder, "--groups", 2, "--group-size", 4, "--lr", 3e-3]
+    flags = ["--backend", "hf", "--model", tiny_folder, "--groups", 2, "--group-size", 4, "--epochs", 1, "--lr", 3e-3]
     flags += ["--iterations", 3, "--eval-episodes", 40, "--exact-every", 1, "--history-every", 1]
     outcome = command(sweep, *flags, "--seeds", 7, 8, "--output", "both")
     assert outcome.code == 0, outcome.err
@@ -193,7 +200,7 @@ def test_the_reference_policy_stays_what_it_was(word, tiny_folder, finished):
 
 
 def test_a_command_trains_records_and_saves_a_model_that_loads(word, tiny_folder, train_command, tmp_path):
-    flags = ["--backend", "hf", "--model", tiny_folder, "--groups", 2, "--group-size", 4, "--lr", 3e-3]
+    flags = ["--backend", "hf", "--model", tiny_folder, "--groups", 2, "--group-size", 4, "--epochs", 1, "--lr", 3e-3]
     flags += ["--iterations", 3, "--eval-episodes", 40, "--output", "run.json", "--save-policy", "policy"]
     outcome = train_command(*flags)
     assert outcome.code == 0, outcome.err
@@ -207,6 +214,26 @@ def test_a_command_trains_records_and_saves_a_model_that_loads(word, tiny_folder
     assert played | {"exact_mean_kl": record["after"]["exact_mean_kl"]} == record["after"]
     again = train_command(*flags, "--seed", 8, "--output", "another.json")
     assert again.code == 2 and "not empty" in again.err[-1]
+
+
+@pytest.mark.parametrize("method", ["grpo", "rs-sft"])
+def test_a_run_that_stops_at_each_of_its_iterations_is_one_that_never_stops(tmp_path, word, tiny_folder, method):
+    """To the bit, also where a last iteration, which is evaluated exactly, is the last no longer."""
+    short, config = (tiny(tiny_folder, method=method, iterations=n, eval_episodes=20, exact_every=2) for n in (1, 4))
+    run = partial(language_training.run, loaded=word)
+    stop_after_each_iteration(tmp_path / "stopping", short, run=run)
+    stop_after_each_iteration(tmp_path / "stopping", config, first=1, run=run)
+    stopping, never = (kept_run(tmp_path / name, config, run=run) for name in ("stopping", "never"))
+    assert_same(stopping, never)
+    for one, other in zip(*(jax.tree.leaves(result.checkpoint.params) for result, _ in (stopping, never)), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert np.isnan(stopping[0].history["exact_success_rate"]).tolist() == [True, False] * 2
+    other = jax.tree.map(lambda leaf: leaf + 1, never[1])
+    with (
+        Checkpoints(tmp_path / "never", config, resume=True) as checkpoints,
+        pytest.raises(UserError, match=r"began with other parameters than .*tiny"),
+    ):
+        checkpoints.restore(other)
 
 
 def test_settings_of_a_language_model_have_no_use_with_a_table():
