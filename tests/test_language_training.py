@@ -14,7 +14,7 @@ from stopping import assert_same, kept_run, stop_after_each_iteration
 from jaxrl_mini import load_player, objective, sweep
 from jaxrl_mini.config import Config, UserError
 from jaxrl_mini.episodes import rollout
-from jaxrl_mini.learning import language_training, loop, training
+from jaxrl_mini.learning import language_training, training
 from jaxrl_mini.learning.checkpoint import Checkpoints
 from jaxrl_mini.learning.language_training import MICRO_BATCH, Run
 from jaxrl_mini.learning.training import Sizes
