@@ -232,10 +232,10 @@ def test_two_sweeps_into_one_folder_end_with_one_of_each_part(uninterrupted, tmp
 def test_a_row_is_the_run_of_train_with_its_settings_and_seed(sweep_command, command):
     """In a sweep over learning rates row 7 is not `train --seed 7`; the checksum tells which is, as the page shows."""
     assert sweep_command("--seeds", 20, "--lr", 0.04, 0.08, *SMALL, "--output", "sweeps/two").code == 0
-    assert command(train, "--seed", 7, *SMALL, "--output", "run.json").code == 0
+    assert command(train, "--seed", 7, *SMALL, "--output", "row-7.json").code == 0
     page = (Path(__file__).parents[1] / "docs/sweeps.md").read_text()
     exec(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1], {})
-    record = json.loads(Path("run.json").read_text())
+    record = json.loads(Path("row-7.json").read_text())
     rows = Dataset.open("sweeps/two").runs().to_pylist()
     (same,) = (row for row in rows if row["logits_crc32"] == record["logits_crc32"])
     assert (same["seed"], same["lr"]) == (7, 0.08) and same["run"] != 7
