@@ -2,7 +2,8 @@
 
 A page's commands run in order, each in a process of its own, in one new copy of the sources, as a reader would follow
 the page; so do the programs of pages that `test_docs_programs` does not run. What is shown after commands has to stand,
-word for word, in what they printed; `...` leaves out what it likes.
+word for word, in what they printed; `...` leaves out what it likes, and numbers may differ as far as another machine's
+rounding goes.
 """
 
 import os
@@ -24,14 +25,9 @@ QUICK = ("checks.md", "sweeps.md")
 
 NOT_RUN = {"make test": "this is it"}
 """Commands that are not run, and why. What `make` would install before a command is there already."""
-PRINTED_ELSEWHERE = ("interval of",)
-"""How what is shown begins that no command above it printed: `test_docs` compares it with the results."""
+PRINTED_ELSEWHERE = ("interval of", "train  sweep")
+"""How blocks begin that no command above them prints: `test_docs` has those of the results, and the layout is drawn."""
 TYPED = {"--human": "fix_low\nfix_high\nfinish\n"}
-COLLIDING = {
-    "python -m jaxrl_mini.train --iterations 2000 --checkpoint runs/kept --resume",
-    "python -m jaxrl_mini.train --backend hf --model runs/bpe --lr 1e-3 --iterations 80",
-}
-"""Of the README: their record has the name of another run's, made by a command above, and is refused."""
 
 
 class Step(NamedTuple):
@@ -66,9 +62,12 @@ PAGES = {
 
 def sources(folder: Path) -> Path:
     """A checkout in which everything that `make` installs is there."""
-    made = shutil.ignore_patterns(".*", "__pycache__", "build", "runs", "sweeps", "*.egg-info")
-    copied = shutil.ignore_patterns(".*", "__pycache__", "build", "sweeps", "*.egg-info")
-    shutil.copytree(ROOT, folder, ignore=lambda place, names: (made if Path(place) == ROOT else copied)(place, names))
+    made, left = {"build", "runs", "sweeps", "__pycache__"}, {"__pycache__"}
+
+    def without(place: str, names: list[str]) -> set[str]:
+        return {name for name in names if name.startswith(".") or name in (made if Path(place) == ROOT else left)}
+
+    shutil.copytree(ROOT, folder, ignore=without)
     environment = folder / ".venv"
     environment.mkdir()
     for entry in Path(sys.prefix).iterdir():
@@ -100,29 +99,38 @@ def test_the_commands_of_a_page_run_in_order_and_print_what_is_shown(page, tmp_p
                 input=next((text for flag, text in TYPED.items() if flag in part), ""),
                 cwd=folder, env=environment, capture_output=True, text=True,
             )  # fmt: skip
-            if page == "README.md" and part in COLLIDING:
-                assert done.returncode == 2 and "--overwrite" in done.stderr, (part, done.stderr)
-                continue
             assert done.returncode == 0, (part, done.stdout, done.stderr)
             assert kind == "python" or "Traceback" not in done.stderr, (part, done.stderr)
             printed += done.stdout
 
 
 def assert_printed(shown: str, printed: str) -> None:
-    at = 0
-    for word in re.findall(r"[^\s{},]+", shown):
-        beginning = word.removesuffix("...")
-        at = printed.find(beginning, at)
-        assert at >= 0, (word, shown, printed)
-        at += len(beginning)
+    words = iter(WORD.findall(printed))
+    for word in WORD.findall(shown):
+        if word != "...":
+            assert any(alike(word, other) for other in words), (word, shown, printed)
+
+
+WORD = re.compile(r"[^\s{}\[\](),]+")
+
+
+def alike(shown: str, printed: str) -> bool:
+    if shown.endswith("..."):
+        return printed.startswith(shown.removesuffix("..."))
+    try:
+        return float(printed) == pytest.approx(float(shown), rel=0.005, abs=0.002)
+    except ValueError:
+        return shown == printed
 
 
 def test_what_is_not_run_stands_in_a_page():
     """And what is shown is compared with something."""
     commands = {part for found in PAGES.values() for kind, parts in found for part in parts if kind == "commands"}
-    assert {*NOT_RUN, *COLLIDING} <= commands
+    assert {*NOT_RUN} <= commands
     assert all(any(flag in part for part in commands) for flag in TYPED)
     assert {*QUICK, "README.md"} <= {*PAGES}
     with pytest.raises(AssertionError):
         assert_printed("a 1.25... b", "a 1.24 b")
+    with pytest.raises(AssertionError):
+        assert_printed("a 1.25 b", "a 1.26 b")
     assert_printed('{"a": 1.2..., ...}', 'x {"b": 0, "a": 1.25}')
