@@ -27,6 +27,8 @@ MICRO_BATCH = 4
 caches."""
 EXACT_EVERY = 10
 """Iterations between a language model's exact evaluations, by default."""
+BLOCK = 64
+"""Runs that are computed side by side, by one call of a compiled program."""
 MAX_SEED = 2**32 - 1
 MAX_COUNT = 2**31 - 1
 HISTORY_EVERY = f"a whole number from 0 to {MAX_COUNT}"
@@ -256,7 +258,3 @@ def _checked(field: "dataclasses.Field[Any]", value: Any) -> Any:
     if not number or not (low <= value <= high or (limits.get("or_zero") and value == 0)):
         raise UserError(f"{flag} {value!r} is out of range: expected {expected(field)}")
     return int(value) if integral else float(value)
-
-
-BLOCK = 64
-"""Runs that are computed side by side, by one call of a compiled program."""

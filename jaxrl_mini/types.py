@@ -19,6 +19,8 @@ else:
     AnyArray = Array | np.ndarray
 
 Seeds = UInt32[AnyArray, "*run"]
+Columns = dict[str, np.ndarray]
+"""A table: an array per column, all of one length."""
 
 
 class Settings(NamedTuple):
@@ -76,7 +78,3 @@ class Exact(NamedTuple):
 
     success_rate: Float[AnyArray, "*run"]
     mean_actions: Float[AnyArray, "*run"]
-
-
-Columns = dict[str, np.ndarray]
-"""A table: an array per column, all of one length."""

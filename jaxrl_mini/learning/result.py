@@ -1,4 +1,4 @@
-"""What a finished run gives back, and the metrics of its iterations."""
+"""What a finished run gives back."""
 
 import zlib
 from collections.abc import Iterable

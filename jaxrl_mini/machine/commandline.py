@@ -14,12 +14,9 @@ import typing
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from jaxrl_mini.config import Config, UserError, UserErrors, expected
-
-if TYPE_CHECKING:
-    pass
 
 MAX_LINE = 1000
 MODULES = "python -m jaxrl_mini."

@@ -261,16 +261,8 @@ def _publish(folder: Path, path: Path, data: bytes) -> bool:
             os.close(descriptor)
         if not files.link_new(aside, path):
             return False
-        _flush_folder(path.parent)
+        files.flush(path.parent)
         return True
     finally:
         with contextlib.suppress(OSError):  # it was renamed, or stays as a file that nothing reads
             aside.unlink()
-
-
-def _flush_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
