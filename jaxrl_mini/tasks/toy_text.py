@@ -24,7 +24,7 @@ class ToyText(Task):
             raise UserError(f"task gymnasium:{id} is not there ({error}): expected such as FrozenLake-v1") from error
         table: Any = getattr(made.unwrapped, "P", None)
         if table is None:
-            raise UserError(f"task gymnasium:{id} has no table P: expected FrozenLake-v1, CliffWalking-v1, Taxi-v3")
+            raise UserError(f"task gymnasium:{id} has no table P: expected FrozenLake-v1, CliffWalking-v1, Taxi-v4")
         limit = steps or (made.spec.max_episode_steps if made.spec else None)
         if limit is None:
             raise UserError(f"task gymnasium:{id} has no limit of its own: give one, such as gymnasium:{id},steps=100")
