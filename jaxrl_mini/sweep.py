@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from jaxrl_mini.config import HISTORY_EVERY, Config, UserError
 from jaxrl_mini.machine import commandline
-from jaxrl_mini.machine.hardware import cores, use_one_thread_per_call
+from jaxrl_mini.machine.hardware import cores
 
 if TYPE_CHECKING:
     from jaxrl_mini.sweeps.grid import Grid
@@ -85,8 +85,7 @@ def _compute(grid: "Grid", output: Path, shard: tuple[int, int], flags: object) 
     signal.signal(signal.SIGTERM, _terminate)
     runs, parts = 0, 0
     try:
-        commandline.use_device(device)
-        use_one_thread_per_call()
+        commandline.use_device(device, one_thread_per_call=True)
         from tqdm import tqdm
 
         from jaxrl_mini.sweeps.engine import run_sweep, shard_parts

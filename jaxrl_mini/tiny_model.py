@@ -64,6 +64,7 @@ def main(arguments: list[str]) -> None:
     if chosen.width % chosen.heads:
         parser.error(f"--width {chosen.width} is no multiple of --heads {chosen.heads}")
     chosen.folder = Path(chosen.folder)
+    commandline.use_device(None)
     description = make_tiny_model(**vars(chosen))
     commandline.say(json.dumps({"output": str(chosen.folder), **description}))
 
@@ -92,6 +93,7 @@ def make_tiny_model(
     import jax.numpy as jnp
     from flax import nnx
 
+    from jaxrl_mini.machine import jax_settings
     from jaxrl_mini.policies import folders
     from jaxrl_mini.policies.gpt2 import GPT2, GPT2Config
     from jaxrl_mini.policies.language import LanguagePolicy
@@ -116,11 +118,12 @@ def make_tiny_model(
         n_layer=layers,
         n_head=heads,
     )
-    network, params = nnx.split(GPT2(config, jnp.float32, rngs=nnx.Rngs(seed)))
     reached = {}
-    if warm_start:
-        params, losses = fit_random_play(LanguagePolicy(network, task), params, jax.random.key(seed))
-        reached = {"warm_start_losses": losses}
+    with jax_settings.own():
+        network, params = nnx.split(GPT2(config, jnp.float32, rngs=nnx.Rngs(seed)))
+        if warm_start:
+            params, losses = fit_random_play(LanguagePolicy(network, task), params, jax.random.key(seed))
+            reached = {"warm_start_losses": losses}
     built.encode_special_tokens = False
     companions = {
         "config.json": json.dumps(
