@@ -27,6 +27,8 @@ BPE_VOCABULARY = 384
 LIMITS = {"layers": (1, 24), "width": (1, 1024), "heads": (1, 1024), "seed": (0, MAX_SEED)}
 WARM_START_STEPS, WARM_START_EPISODES, WARM_START_LR = 400, 4, 3e-3
 WARM_START_TRANSCRIPTS = 512
+WARM_START_SECONDS = 20.0
+"""Of the default size, about."""
 
 
 def main(arguments: list[str]) -> None:
@@ -65,6 +67,8 @@ def main(arguments: list[str]) -> None:
         parser.error(f"--width {chosen.width} is no multiple of --heads {chosen.heads}")
     chosen.folder = Path(chosen.folder)
     commandline.use_device(None)
+    if chosen.warm_start:
+        commandline.say_how_long(WARM_START_SECONDS * max(1.0, chosen.layers * chosen.width**2 / (2 * 64**2)))
     description = make_tiny_model(**vars(chosen))
     commandline.say(json.dumps({"output": str(chosen.folder), **description}))
 

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from jaxrl_mini.config import Config, UserError, UserErrors, expected, flag_of
+from jaxrl_mini.machine import effort
 
 MAX_LINE = 1000
 MODULES = "python -m jaxrl_mini."
@@ -306,6 +307,13 @@ def _open_streams() -> None:
             with contextlib.suppress(OSError):
                 os.set_inheritable(opened, opened == number)
             setattr(sys, name, open(opened, "w" if number else "r", closefd=False))  # noqa: SIM115, it stays open
+
+
+def say_how_long(seconds: float, size: int = 0) -> None:
+    """A line on stderr about what takes more than a minute, and the memory it fills where that is more than a GB."""
+    if seconds > effort.PATIENCE:
+        memory = f", and fills {effort.in_bytes(size)} of memory" if size > 1e9 else ""
+        note(f"this takes about {effort.in_words(seconds)}{memory}")
 
 
 def run_command(command: Callable[[list[str]], int | None], arguments: list[str] | None = None) -> NoReturn:
