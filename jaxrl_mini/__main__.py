@@ -7,6 +7,8 @@ from typing import NoReturn
 import jaxrl_mini
 from jaxrl_mini.machine import commandline
 
+DESCRIPTION = "A laboratory for agent-RL training loops in JAX: every number is exact or comes with an interval."
+
 COMMANDS = {
     "train": "trains a policy and writes the record of the run",
     "sweep": "trains every setting with every seed; `sweep summary DIR` says what came out",
@@ -31,7 +33,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     """Runs the command that the first argument names with the others, and exits as it does."""
     words = sys.argv[1:] if arguments is None else arguments
     with commandline.called_as("jaxrl-mini "):
-        parser = commandline.Parser("", description=jaxrl_mini.__doc__.splitlines()[0], epilog=EPILOG)
+        parser = commandline.Parser("", description=DESCRIPTION, epilog=EPILOG)
         parser.add_argument("--version", action="version", version=f"jaxrl-mini {jaxrl_mini.__version__}")
         parser.add_argument(
             "command", type=lambda text: text.replace("-", "_"), choices=COMMANDS, metavar="COMMAND",

@@ -2,8 +2,9 @@
 
 import dataclasses
 import math
-import numbers
-from collections.abc import Collection, Mapping
+import operator
+import os
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ REWARDS = ("verifier", "public-test", "shuffled", "constant")
 """Beside these there is `noisy:p`."""
 LANGUAGE_ONLY = ("model", "dtype", "micro_batch", "exact_every")
 """Settings that have no use with a table."""
-GRADIENT_ONLY = ("advantage", "aggregation", "surrogate", "clip_high", "kl", "entropy_bonus")
+GRADIENT_ONLY = ("clip", "beta", "advantage", "aggregation", "surrogate", "clip_high", "kl", "entropy_bonus")
 """Settings that have no use with rejection sampling."""
 DEFAULT_LR = {"table": 0.08, "hf": 1e-6}
 MICRO_BATCH = 4
@@ -81,7 +82,7 @@ def noise_of(reward: str) -> float | None:
     Raises:
       UserError: p is no probability, or there is no such reward.
     """
-    if reward in REWARDS:
+    if isinstance(reward, str) and reward in REWARDS:
         return None
     kind, _, share = str(reward).partition(":")
     try:
@@ -142,7 +143,7 @@ class Config:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            object.__setattr__(self, field.name, _checked(field, getattr(self, field.name)))
+            object.__setattr__(self, field.name, checked(field, getattr(self, field.name)))
         batch = self.groups * self.group_size
         if batch > MAX_BATCH:
             raise UserError(
@@ -234,27 +235,71 @@ def _range(field: "dataclasses.Field[Any]") -> tuple[Any, Any]:
     return field.metadata["minimum"], field.metadata.get("maximum", MAX_COUNT if _integral(field) else LARGEST)
 
 
-def _checked(field: "dataclasses.Field[Any]", value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Scalars and arrays without axes, of NumPy and its like, as Python's numbers and text; paths as text."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return value.item() if hasattr(value, "item") and tuple(getattr(value, "shape", (1,))) == () else value
+
+
+def whole_number(value: Any) -> int | None:
+    """A whole number of any type, such as NumPy's, as Python's; None for anything else, a bool among it."""
+    value = plain(value)
+    if isinstance(value, bool) or not hasattr(value, "__index__") or getattr(value, "shape", None):
+        return None
+    return operator.index(value)
+
+
+def _real_number(value: Any) -> float | None:
+    """The same for a number with a fraction: exactly its value, which is 0.10000000149011612 for float32's 0.1."""
+    if isinstance(value, bool) or not hasattr(value, "__float__") or getattr(value, "shape", None):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def checked(field: "dataclasses.Field[Any]", value: Any) -> Any:
     """`value` in the field's type and range, else a UserError that names both."""
-    limits, flag = field.metadata, "--" + field.name.replace("_", "-")
+    value, limits, flag = plain(value), field.metadata, "--" + field.name.replace("_", "-")
     if value is None and field.default is None:
         return None
     if "choices" in limits:
         if not isinstance(value, str) or value not in limits["choices"]:
             raise UserError(f"{flag} {value!r} is unknown: expected {expected(field)}")
-        return value
+        return limits["choices"][limits["choices"].index(value)]
     if "parse" in limits:
         return limits["parse"](value)
     if field.type is bool:
         if not isinstance(value, bool):
             raise UserError(f"{flag} {value!r} is out of range: expected True or False")
-        return bool(value)
+        return value
     if "metavar" in limits:
         if not isinstance(value, str) or not value or "\0" in value:
             raise UserError(f"{flag} {value!r} is not a name: expected {expected(field)}")
         return str(PurePath(value))  # `m/` and `./m` are the same folder
-    integral, (low, high) = _integral(field), _range(field)
-    number = isinstance(value, numbers.Integral if integral else numbers.Real) and not isinstance(value, bool)
-    if not number or not (low <= value <= high or (limits.get("or_zero") and value == 0)):
+    low, high = _range(field)
+    number = whole_number(value) if _integral(field) else _real_number(value)
+    if number is None or not (low <= number <= high or (limits.get("or_zero") and number == 0)):
         raise UserError(f"{flag} {value!r} is out of range: expected {expected(field)}")
-    return int(value) if integral else float(value)
+    return number
+
+
+def flag_of(name: str, values: Sequence[Any]) -> list[str] | None:
+    """The words of a command line that give a setting these values.
+
+    Returns:
+      No word where the default is all there is; None where no words say it, since one of several values is None, or a
+      bool, or begins like a flag.
+    """
+    flag = "--" + name.replace("_", "-")
+    if list(values) == [Config.__dataclass_fields__[name].default]:
+        return []
+    if len(values) == 1 and not isinstance(values[0], bool):
+        text = str(values[0])
+        return [f"{flag}={text}"] if text.startswith("-") else [flag, text]
+    if len(values) == 1:
+        return [flag]
+    odd = any(value is None or isinstance(value, bool) or str(value).startswith("-") for value in values)
+    return None if odd else [flag, *map(str, values)]

@@ -1,11 +1,12 @@
 """Judges gradient estimators exactly: ``python -m jaxrl_mini.estimators``."""
 
+import itertools
 import math
 from pathlib import Path
 from typing import Any
 
-from jaxrl_mini.config import ADVANTAGES, AGGREGATIONS, Config, UserError, UserErrors, noise_of
-from jaxrl_mini.machine import commandline
+from jaxrl_mini.config import ADVANTAGES, AGGREGATIONS, Config, UserError, UserErrors, Variant, noise_of
+from jaxrl_mini.machine import commandline, effort
 
 EXAMPLES = """\
 examples:
@@ -22,6 +23,9 @@ FILES = (".parquet", ".csv")
 PICTURES = (".svg", ".png", ".pdf")
 MARK = b"jaxrl_mini estimators"
 """What our own files have in them."""
+MAX_ITERATIONS = 10**6
+"""Of the run that the policies come from: all of its policies are kept in memory, 600 bytes each."""
+ITERATIONS = f"numbers of iterations from 0 to {MAX_ITERATIONS}"
 
 
 def main(arguments: list[str]) -> None:
@@ -54,7 +58,9 @@ def main(arguments: list[str]) -> None:
     flags = parser.parse_args(arguments)
     iterations = max(flags.at)
     if min(flags.at) < 0:
-        raise UserError(f"--at {min(flags.at)} is out of range: expected numbers of iterations from 0")
+        raise UserError(f"--at {min(flags.at)} is out of range: expected {ITERATIONS}")
+    if iterations > MAX_ITERATIONS:
+        raise UserError(f"--at {iterations} is out of range: expected {ITERATIONS}")
     config = Config(seed=flags.seed, groups=flags.groups, group_size=flags.group_size, iterations=max(1, iterations))
     noise_of(flags.reward)
     if flags.reward == "shuffled":
@@ -66,15 +72,22 @@ def main(arguments: list[str]) -> None:
         _check_kind("--plot", flags.plot, PICTURES)
     commandline.use_device(flags.device)
     from jaxrl_mini.episodes import verifier
-    from jaxrl_mini.exact import bias
+    from jaxrl_mini.exact import bias, moments
     from jaxrl_mini.machine import files
 
     table, drawn = (files.not_marked(mark, "output of this command") for mark in (_mark(flags.output), MARK))
+    pairs = [Variant(*pair) for pair in itertools.product(flags.advantage, flags.aggregation)]
+    for pair in pairs:
+        moments.check_size(flags.groups, flags.group_size, pair)
     with (
         files.Output(flags.output, table, flags.overwrite) as output,
         files.optional_output(flags.plot, drawn, flags.overwrite) as picture,
     ):
         accepted = verifier.training_verdicts(0, 20, 4).mean(axis=(0, 1))
+        seconds = effort.alone(Config(seed=flags.seed, iterations=max(1, iterations))) if flags.policy is None else 0.0
+        judged = len(flags.at) if flags.policy is None else 1
+        judging = sum(_seconds(pair, flags.groups, flags.group_size) for pair in pairs)
+        commandline.say_how_long(seconds + judged * judging)
         rows = []
         for name, logits in _policies(flags, config):
             rows += bias.judge(
@@ -97,6 +110,13 @@ def main(arguments: list[str]) -> None:
 def _mark(path: str) -> bytes:
     """What a table that this command wrote has in it; a .csv, its first columns."""
     return b'"policy","success","what","advantage","aggregation","kl"' if Path(path).suffix == ".csv" else MARK
+
+
+def _seconds(estimator: Variant, groups: int, group_size: int) -> float:
+    """What judging an estimator takes, about: its sums go over the counts of a group, or those of a batch."""
+    of_steps = estimator.aggregation == "step-mean"
+    counted = groups * group_size if of_steps or estimator.advantage == "batch-std" else group_size
+    return 4e-5 * groups * group_size + 6e-8 * counted**2 + (5e-7 * counted**3 if of_steps else 0.0)
 
 
 def _check_kind(flag: str, path: str, kinds: tuple[str, ...]) -> None:

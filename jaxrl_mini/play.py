@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from jaxrl_mini.config import MAX_EVAL_EPISODES, MAX_SEED, Config, UserError
-from jaxrl_mini.machine import commandline
+from jaxrl_mini.machine import commandline, effort
 
 if TYPE_CHECKING:
     from jaxrl_mini.runs.player import Player
@@ -51,12 +51,15 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"--episodes {flags.episodes} is out of range: expected {EPISODES}")
     commandline.use_device(flags.device)
     from jaxrl_mini.runs import records
-    from jaxrl_mini.runs.player import load_player
+    from jaxrl_mini.runs.player import TablePlayer, load_player
 
     player = load_player(flags.folder)
     if flags.episodes is None:
         play(player, asked() if flags.human else iter(player.episode(flags.seed)))
     else:
+        table = isinstance(player, TablePlayer)
+        chosen = {} if table else {"backend": "hf", "model": flags.folder}
+        commandline.say_how_long(effort.alone(Config(iterations=1, eval_episodes=flags.episodes, **chosen)) / 2)
         print(json.dumps(records.finite(records.summary(player.evaluate(flags.episodes, flags.seed)))))
 
 

@@ -4,7 +4,7 @@ import json
 import math
 
 from jaxrl_mini.config import UserError
-from jaxrl_mini.machine import commandline
+from jaxrl_mini.machine import commandline, effort
 
 EXAMPLES = """\
 examples:
@@ -46,6 +46,7 @@ def main(arguments: list[str]) -> int:
     from jaxrl_mini.runs import recording
 
     loaded = [recording.read(path) for path in flags.files]
+    commandline.say_how_long(sum(effort.alone(one.config) for one in loaded))
     all_ok = True
     for path, one in zip(flags.files, loaded, strict=True):
         errors = recording.replay_errors(one)

@@ -1,5 +1,6 @@
 """Writes runs and sweeps as one page to look at: ``python -m jaxrl_mini.report RECORD.json --output report.html``."""
 
+import argparse
 import json
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -65,7 +66,7 @@ def main(arguments: list[str]) -> None:
             metric: stack.enter_context(files.Output(folder / f"{metric}.png", odd, flags.overwrite))
             for metric in drawn
         }
-        text = page.render(found).encode("utf-8", "replace")
+        text = page.render(found, _flags(flags)).encode("utf-8", "replace")
         writes: dict[str, Callable[[], object]] = {"the page": lambda: output.commit(lambda file: file.write(text))}
         for metric, picture in pictures.items():
             writes[picture.path.name] = partial(_draw, picture, drawn[metric], metric)
@@ -74,6 +75,12 @@ def main(arguments: list[str]) -> None:
         commandline.say(json.dumps({"output": flags.output, "bytes": len(text)}))
     if errors:
         raise UserErrors("not all is written", [*errors.values()])
+
+
+def _flags(flags: argparse.Namespace) -> list[str]:
+    """The words of the command line after its sources, but for `--overwrite`."""
+    given = (("--output", flags.output), ("--figures", flags.figures))
+    return [word for flag, name in given if name is not None for word in commandline.file_flag(flag, name)]
 
 
 def _draw(picture: "Output", curves: list["Curves"], metric: str) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxrl_mini.config import Config, UserError
-from jaxrl_mini.machine import commandline
+from jaxrl_mini.machine import commandline, effort
 
 if TYPE_CHECKING:
     from jaxrl_mini.runs.audit import Finding
@@ -46,6 +46,8 @@ def main(arguments: list[str]) -> int:
         if not flags.static and config.model is not None and not Path(config.model).is_dir():
             raise UserError(f"record {path} needs the model {config.model!r}, which is no folder here: use --static")
         loaded.append((path, record, config, findings))
+    if not flags.static:
+        commandline.say_how_long(sum(effort.alone(config) for *_, config, _ in loaded))
     all_ok = True
     for path, record, config, findings in loaded:
         findings = findings or audit.inconsistencies(record, config)

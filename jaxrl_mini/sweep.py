@@ -9,8 +9,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from jaxrl_mini.config import HISTORY_EVERY, Config, UserError
-from jaxrl_mini.machine import commandline
-from jaxrl_mini.machine.hardware import cores, use_one_thread_per_call
+from jaxrl_mini.machine import commandline, effort
+from jaxrl_mini.machine.hardware import cores
 
 if TYPE_CHECKING:
     from jaxrl_mini.sweeps.grid import Grid
@@ -32,11 +32,8 @@ examples:
   python -m jaxrl_mini.sweep summary sweeps/lr --json
 """
 
-SECONDS_PER_EPISODE = {"table": 1e-7, "hf": 1e-2}
-"""Time of an episode on one core of a current CPU, for the estimate; of the smallest language model."""
-
 SECONDS_PER_HISTORY_ROW, SECONDS_PER_COMPILATION = 8e-5, 4.0
-"""The same of what is kept of an iteration, and of a compilation with the start of the processes."""
+"""Of what is kept of an iteration, and of a compilation with the start of the processes, beside `effort.shared`."""
 
 RUN_BYTES, HISTORY_ROW_BYTES = 150, 30
 """What a row takes on the disk, about."""
@@ -85,8 +82,7 @@ def _compute(grid: "Grid", output: Path, shard: tuple[int, int], flags: object) 
     signal.signal(signal.SIGTERM, _terminate)
     runs, parts = 0, 0
     try:
-        commandline.use_device(device)
-        use_one_thread_per_call()
+        commandline.use_device(device, one_thread_per_call=True)
         from tqdm import tqdm
 
         from jaxrl_mini.sweeps.engine import run_sweep, shard_parts
@@ -115,16 +111,15 @@ def estimate(grid: "Grid", output: Path) -> str:
     """How many runs and compilations, how long, and how many bytes, in a line."""
     seeds, seconds, rows = len(grid.seeds), 0.0, 0
     for config in grid.settings:
-        episodes = config.iterations * config.groups * config.group_size + 2 * config.eval_episodes
-        seconds += episodes * seeds * SECONDS_PER_EPISODE[config.backend]
+        seconds += effort.shared(config) * seeds
         rows += grid.history_rows(config)
     seconds = (seconds + rows * seeds * SECONDS_PER_HISTORY_ROW) / cores() + grid.programs * SECONDS_PER_COMPILATION
     size = grid.runs * RUN_BYTES + rows * seeds * HISTORY_ROW_BYTES
     counts = {"run": grid.runs, "setting": len(grid.settings), "seed": seeds, "compilation": grid.programs}
     runs, settings, of_seeds, compilations = (commandline.counted(number, noun) for noun, number in counts.items())
     return (
-        f"{runs}: {settings} x {of_seeds}, {compilations}, about {_duration(seconds)} on "
-        f"{commandline.counted(cores(), 'core')} and {_bytes(size)} in {output}"
+        f"{runs}: {settings} x {of_seeds}, {compilations}, about {effort.in_words(seconds)} on "
+        f"{commandline.counted(cores(), 'core')} and {effort.in_bytes(size)} in {output}"
     )
 
 
@@ -165,17 +160,6 @@ def _terminate(number: int, frame: FrameType | None) -> NoReturn:
 
 def _warn(message: str) -> None:
     commandline.note(f"damaged: {message}")
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
-def _bytes(size: int) -> str:
-    unit = "GB" if size >= 1e9 else "MB" if size >= 1e6 else "kB"
-    return f"{size / {'GB': 1e9, 'MB': 1e6, 'kB': 1e3}[unit]:.3g} {unit}"
 
 
 if __name__ == "__main__":

@@ -27,6 +27,8 @@ BPE_VOCABULARY = 384
 LIMITS = {"layers": (1, 24), "width": (1, 1024), "heads": (1, 1024), "seed": (0, MAX_SEED)}
 WARM_START_STEPS, WARM_START_EPISODES, WARM_START_LR = 400, 4, 3e-3
 WARM_START_TRANSCRIPTS = 512
+WARM_START_SECONDS = 20.0
+"""Of the default size, about."""
 
 
 def main(arguments: list[str]) -> None:
@@ -64,6 +66,9 @@ def main(arguments: list[str]) -> None:
     if chosen.width % chosen.heads:
         parser.error(f"--width {chosen.width} is no multiple of --heads {chosen.heads}")
     chosen.folder = Path(chosen.folder)
+    commandline.use_device(None)
+    if chosen.warm_start:
+        commandline.say_how_long(WARM_START_SECONDS * max(1.0, chosen.layers * chosen.width**2 / (2 * 64**2)))
     description = make_tiny_model(**vars(chosen))
     commandline.say(json.dumps({"output": str(chosen.folder), **description}))
 
@@ -92,6 +97,7 @@ def make_tiny_model(
     import jax.numpy as jnp
     from flax import nnx
 
+    from jaxrl_mini.machine import jax_settings
     from jaxrl_mini.policies import folders
     from jaxrl_mini.policies.gpt2 import GPT2, GPT2Config
     from jaxrl_mini.policies.language import LanguagePolicy
@@ -116,11 +122,12 @@ def make_tiny_model(
         n_layer=layers,
         n_head=heads,
     )
-    network, params = nnx.split(GPT2(config, jnp.float32, rngs=nnx.Rngs(seed)))
     reached = {}
-    if warm_start:
-        params, losses = fit_random_play(LanguagePolicy(network, task), params, jax.random.key(seed))
-        reached = {"warm_start_losses": losses}
+    with jax_settings.own():
+        network, params = nnx.split(GPT2(config, jnp.float32, rngs=nnx.Rngs(seed)))
+        if warm_start:
+            params, losses = fit_random_play(LanguagePolicy(network, task), params, jax.random.key(seed))
+            reached = {"warm_start_losses": losses}
     built.encode_special_tokens = False
     companions = {
         "config.json": json.dumps(

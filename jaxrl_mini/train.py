@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxrl_mini.config import Config, UserError, UserErrors
-from jaxrl_mini.machine import commandline, hardware
+from jaxrl_mini.machine import commandline, effort
 from jaxrl_mini.runs import trackers
 
 if TYPE_CHECKING:
@@ -114,9 +114,7 @@ def main(arguments: list[str]) -> None:
                 raise UserError(f"--save-policy {flags.save_policy} is a folder of its own: name {other} elsewhere")
 
     commandline.use_processes(flags)
-    commandline.use_device(flags.device)
-    if config.backend == "table":
-        hardware.use_one_thread_per_call()
+    commandline.use_device(flags.device, one_thread_per_call=config.backend == "table")
     mesh = commandline.mesh_from(flags)
     import jax
     from tqdm import tqdm
@@ -146,6 +144,7 @@ def main(arguments: list[str]) -> None:
         trackers.tracking(flags.track, config, path.stem) as track,
         tqdm(total=config.iterations, unit="iteration", disable=not sys.stderr.isatty()) as bar,
     ):
+        commandline.say_how_long(effort.alone(config), effort.kept(config))
 
         def report(history: History) -> None:
             last = {name: column[-1].item() for name, column in history.items()}

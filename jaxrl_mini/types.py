@@ -5,6 +5,8 @@ context. Arrays of the table policy may carry a last axis `run`: many runs side 
 `*run` in signatures, so that the same functions serve one run and a fleet.
 """
 
+import dataclasses
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -78,3 +80,31 @@ class Exact(NamedTuple):
 
     success_rate: Float[AnyArray, "*run"]
     mean_actions: Float[AnyArray, "*run"]
+
+
+class ByContent:
+    """For dataclasses that hold arrays: equal where all fields that are compared are, to the bit.
+
+    Arrays by their types, shapes and content, a NaN like any other number. Such values have no hash.
+    """
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        names = [field.name for field in dataclasses.fields(self) if field.compare]  # type: ignore[arg-type]
+        return all(_same(getattr(self, name), getattr(other, name)) for name in names)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(_same(one[name], other[name]) for name in one)
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if hasattr(one, "dtype") != hasattr(other, "dtype"):
+        return False
+    if hasattr(one, "dtype"):
+        a, b = np.asarray(one), np.asarray(other)
+        return a.dtype == b.dtype and a.shape == b.shape and bool(np.all((a == b) | ((a != a) & (b != b))))
+    return bool(one == other or (one != one and other != other))

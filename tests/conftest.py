@@ -11,6 +11,7 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = _cache.name
 
 import jax
+import jaxtyping
 import numpy as np
 import pytest
 
@@ -66,6 +67,12 @@ def command(capsys, tmp_path, monkeypatch):
         return Outcome(ending.value.code or 0, captured.out.splitlines(), captured.err.splitlines())
 
     return run
+
+
+@pytest.fixture
+def no_type_checks(monkeypatch):
+    """Tests check annotations; a user's process does not, and there the package's own checks must do."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 @pytest.fixture

@@ -111,6 +111,15 @@ def test_what_jax_has_read_from_its_own_cache_is_not_written(cache, monkeypatch,
     assert not programs(cache)
 
 
+def test_where_jax_keeps_nothing_nothing_is_kept(cache):
+    jax.config.update("jax_enable_compilation_cache", False)
+    try:
+        assert results(Step()) == results(Step())
+    finally:
+        jax.config.update("jax_enable_compilation_cache", True)
+    assert not programs(cache)
+
+
 def test_a_folder_that_cannot_be_written_changes_nothing(cache):
     expected = results(Step())
     blocked = cache / "file"

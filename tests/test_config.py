@@ -2,8 +2,11 @@
 
 import dataclasses
 import math
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
 
-import jaxtyping
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
@@ -45,12 +48,6 @@ def test_the_learning_rate_defaults_by_backend():
     assert Config().effective_lr == 0.08
     assert Config(backend="hf", model="folder").effective_lr == 1e-6
     assert Config(lr=0.5).effective_lr == 0.5
-
-
-@pytest.fixture
-def no_type_checks(monkeypatch):
-    """Tests check annotations; a user's process does not, and there the config's own checks must do."""
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 COUNT = "a whole number from 1 to 2147483647"
@@ -113,12 +110,52 @@ def test_a_bad_value_is_named_with_what_would_be_right(no_type_checks, name, val
         ("seed", np.uint32(7)),
         ("clip", np.float32(0.5)),
         ("groups", np.int64(3)),
+        ("groups", np.array(3)),
+        ("groups", jnp.int32(3)),
+        ("lr", np.float32(0.1)),
+        ("lr", np.float16(0.1)),
+        ("lr", jnp.bfloat16(0.1)),
+        ("lr", np.longdouble(0.1)),
+        ("lr", np.array(0.1, np.float32)),
+        ("lr", np.int64(2)),
+        ("lr", Fraction(1, 4)),
+        ("lr", Decimal("0.25")),
     ],
 )
-def test_values_at_the_limits_and_numpy_numbers_become_python_numbers(no_type_checks, name, value):
+def test_numbers_at_the_limits_and_of_any_library_become_python_numbers(no_type_checks, name, value):
     taken = getattr(Config(**{name: value}), name)
-    assert taken == value
-    assert type(taken) in (int, float)
+    assert taken == float(value)
+    assert type(taken) is (int if name in ("seed", "group_size", "iterations", "groups") else float)
+
+
+def test_the_value_of_a_number_is_taken_exactly(no_type_checks):
+    assert Config(lr=np.float32(0.1)).lr == 0.10000000149011612
+
+
+@pytest.mark.parametrize("value", [np.True_, np.array(True), jnp.bool_(True)])
+def test_a_bool_of_any_library_is_one(no_type_checks, value):
+    assert Config(exact_gradient=value).exact_gradient is True
+
+
+def test_a_path_names_a_folder_and_text_of_any_library_is_text(no_type_checks):
+    config = Config(backend=np.str_("hf"), model=Path("a/b"), reward=np.str_("noisy:0.10"))
+    assert config == Config(backend="hf", model="a/b", reward="noisy:0.1")
+    assert {type(value) for value in (config.backend, config.model, config.reward)} == {str}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("lr", np.array([0.1])), ("lr", np.complex64(1)), ("lr", 1j), ("lr", [0.1]), ("lr", np.float32("nan")),
+        ("lr", Decimal("nan")), ("lr", np.True_), ("groups", np.float64(4)), ("groups", np.array([4])),
+        ("groups", np.True_), ("groups", Decimal(4)), ("exact_gradient", np.int64(1)), ("model", b"m"), ("model", {}),
+        ("reward", np.array(["verifier"])), ("method", ["grpo"]), ("method", np.array(["grpo", "rs-sft"])),
+    ],
+)  # fmt: skip
+def test_what_is_no_such_value_is_refused_in_one_line(no_type_checks, name, value):
+    with pytest.raises(UserError, match=f"--{name.replace('_', '-')} .* expected") as error:
+        Config(**{name: value} | ({"backend": "hf"} if name == "model" else {}))
+    assert "\n" not in str(error.value)
 
 
 def test_settings_at_their_limits_do_not_vanish_in_float32(no_type_checks):
@@ -157,6 +194,8 @@ def test_a_language_model_needs_its_folder_and_a_table_has_no_use_for_one():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"clip": 0.1}, "--clip 0.1 has no use with method rs-sft"),
+        ({"beta": 0.0}, "--beta 0.0 has no use with method rs-sft"),
         ({"advantage": "rloo"}, "--advantage rloo has no use with method rs-sft"),
         ({"aggregation": "step-mean"}, "--aggregation step-mean has no use with method rs-sft"),
         ({"surrogate": "none"}, "--surrogate none has no use with method rs-sft"),
@@ -184,7 +223,6 @@ def test_a_config_cannot_be_changed():
 
 configs = st.builds(
     Config,
-    method=st.sampled_from(["grpo", "rs-sft"]),
     seed=st.integers(0, 2**32 - 1),
     iterations=st.integers(1, 2**31 - 1),
     group_size=st.integers(2, 2**18),

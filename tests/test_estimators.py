@@ -79,6 +79,10 @@ def test_the_policy_of_a_recording_is_judged_and_one_that_was_kept(command, judg
         (("--output", "e.json"), "--output e.json has no known ending"),
         (("--plot", "e.gif"), "--plot e.gif has no known ending"),
         (("--at", "-1"), "--at -1 is out of range"),
+        (
+            ("--at", "10", "200000000"),
+            "--at 200000000 is out of range: expected numbers of iterations from 0 to 1000000",
+        ),
         (("--step", "0"), "--step 0.0 is out of range"),
         (("--group-size", "1"), "--group-size 1 is out of range"),
         (("--reward", "shuffled"), "--reward shuffled depends on the other episodes"),

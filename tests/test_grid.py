@@ -1,10 +1,13 @@
+import itertools
 import subprocess
 import sys
+from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_mini.config import BLOCK, MAX_SEED, UserError
+from jaxrl_mini.config import BLOCK, MAX_SEED, Config, UserError
 from jaxrl_mini.sweeps.grid import Grid, history_iterations, parse_seeds
 
 
@@ -51,7 +54,7 @@ def test_what_is_no_seed_is_refused(words):
 
 
 def test_every_setting_runs_once_with_every_seed():
-    grid = Grid.product(range(100), lr=[0.04, 0.08], method=["grpo", "rs-sft"], clip=[0.1, 0.2, 0.3])
+    grid = Grid.product(range(100), lr=[0.04, 0.08], method=["grpo", "rs-sft"], epochs=[1, 2, 3])
     rows = every_run(grid)
     assert [number for number, _, _ in rows] == list(range(1200)) and grid.runs == 1200
     assert {(setting, seed) for _, setting, seed in rows} == {(i, seed) for i in range(12) for seed in range(100)}
@@ -114,6 +117,43 @@ def test_a_grid_has_one_form():
     assert grid.digest != Grid.product(range(3), history_every=2).digest
 
 
+@pytest.mark.parametrize(
+    ("values", "same"),
+    [
+        ({"lr": np.float32(0.5)}, {"lr": 0.5}),
+        ({"lr": np.array([0.25, 0.5], np.float32)}, {"lr": [0.25, 0.5]}),
+        ({"lr": (x / 4 for x in (1, 2))}, {"lr": [0.25, 0.5]}),
+        ({"lr": np.array(0.5)}, {"lr": 0.5}),
+        ({"lr": jnp.array([0.25, 0.5])}, {"lr": [0.25, 0.5]}),
+        ({"groups": np.int64(3)}, {"groups": 3}),
+        ({"groups": range(1, 4)}, {"groups": [1, 2, 3]}),
+        ({"groups": np.arange(1, 4)}, {"groups": [1, 2, 3]}),
+        ({"exact_gradient": np.True_}, {"exact_gradient": True}),
+        ({"exact_gradient": True}, {"exact_gradient": [True]}),
+        ({"exact_gradient": np.array([True, False])}, {"exact_gradient": [True, False]}),
+        ({"method": np.array(["grpo", "rs-sft"])}, {"method": ["grpo", "rs-sft"]}),
+        ({"backend": "hf", "model": Path("m")}, {"backend": "hf", "model": "m"}),
+        ({"backend": "hf", "model": [Path("m"), Path("n")]}, {"backend": "hf", "model": ["m", "n"]}),
+        ({"history_every": np.int16(2)}, {"history_every": 2}),
+    ],
+)
+def test_values_of_any_library_are_pythons(no_type_checks, values, same):
+    grid = Grid.product(range(2), **values)
+    assert grid == Grid.product(range(2), **same) and grid.digest == Grid.product(range(2), **same).digest
+
+
+@pytest.mark.parametrize("seeds", [np.array([3, 1]), jnp.array([3, 1]), [np.uint32(3), np.array(1)], iter((3, 1))])
+def test_seeds_of_any_library_are_pythons(no_type_checks, seeds):
+    grid = Grid.product(seeds)
+    assert grid == Grid.product([3, 1]) and all(type(seed) is int for seed in grid.seeds)
+
+
+def test_a_grid_is_made_of_configs(no_type_checks):
+    assert Grid(Config(), range(2)) == Grid((Config(),), range(2)) == Grid(iter([Config()]), range(2))
+    with pytest.raises(UserError, match="settings 3 is no Config: expected a list of them"):
+        Grid([3], range(2))
+
+
 def test_differences_between_grids_are_named():
     there, here = Grid.product(range(3), lr=[0.1, 0.2]), Grid.product(range(4), lr=[0.1], history_every=5)
     words = "; ".join(there.differences(here))
@@ -142,9 +182,19 @@ def test_differences_between_grids_are_named():
         ({"seeds": [1], "learning_rate": [3]}, "learning_rate"),
         ({"seeds": [1], "backend": "hf"}, "--model"),
         ({"seeds": [1], "clip": 2.0}, "--clip"),
+        ({"seeds": 5}, "seeds 5 is no list of seeds"),
+        ({"seeds": "5"}, "seeds '5' is no list of seeds"),
+        ({"seeds": np.array(5)}, r"seeds array\(5\) is no list of seeds"),
+        ({"seeds": np.zeros((2, 2), int)}, "--seeds"),
+        ({"seeds": itertools.count()}, "--seeds lists more than 1000000"),
+        ({"seeds": [1], "groups": itertools.count(1)}, "more than|at most 100000"),
+        ({"seeds": [1], "lr": [[0.1]]}, r"--lr \[0.1\] is out of range"),
+        ({"seeds": [1], "lr": np.full((2, 2), 0.1)}, "--lr .* is out of range"),
+        ({"seeds": [1], "lr": [0.5, np.float64(0.5)]}, "--lr 0.5 is listed twice"),
+        ({"seeds": [1], "method": ["grpo", "rs-sft"], "clip": [0.1, 0.2]}, "--clip 0.1 has no use with method rs-sft"),
     ],
 )
-def test_a_grid_that_cannot_run_is_refused(values, word):
+def test_a_grid_that_cannot_run_is_refused(no_type_checks, values, word):
     with pytest.raises(UserError, match=word):
         Grid.product(**values)
 

@@ -261,3 +261,12 @@ def test_bfloat16_computes_close_to_float32(golden):
     assert rounded.dtype == jnp.float32
     difference = np.abs(full - rounded)[actions >= 0]
     assert 1e-5 < difference.max() < 0.2
+
+
+@pytest.mark.parametrize(
+    ("prompts", "candidates", "name"), [("text", CANDIDATES, "prompts"), (["text"], " a", "candidates")]
+)
+def test_a_text_in_place_of_a_list_of_texts_is_refused(golden, no_type_checks, prompts, candidates, name):
+    """Its letters would be scored."""
+    with pytest.raises(PromptError, match=f"{name} '.*' is one text: expected a list of texts"):
+        score_candidates(golden / "tiny-gpt2-word", prompts, candidates)

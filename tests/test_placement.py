@@ -117,11 +117,21 @@ TWO = [*MODEL, "--num-processes", 2, "--coordinator-address", "127.0.0.1:1", "--
         ([*MODEL, "--num-processes", 2], "--coordinator-address is missing"),
         ([*TWO, 0], "--mesh is missing"),
         ([*TWO, 2, "--mesh", "data=2"], "--process-id 2"),
+        (["--num-processes", 2], "--num-processes has no use with backend table"),
     ],
 )
 def test_flags_that_do_not_go_together_are_refused(train_command, flags, message):
     outcome = train_command(*flags)
     assert outcome.code == 2 and len(outcome.err) == 1 and message in outcome.err[0]
+
+
+def test_a_clusters_variables_count_with_a_mesh_alone(train_command, tiny_folder, monkeypatch):
+    monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "127.0.0.1:1")
+    outcome = train_command("--backend", "hf", "--model", tiny_folder, "--mesh", "data=1")
+    assert outcome.code == 2 and len(outcome.err) == 1
+    assert "JAX_COORDINATOR_ADDRESS in the environment: --num-processes is missing" in outcome.err[0]
+    monkeypatch.setenv("JAX_PROCESS_ID", "nonsense")
+    assert train_command("--iterations", 1, "--eval-episodes", 1).code == 0
 
 
 def test_a_language_models_recording_replays(tiny_folder, tmp_path):

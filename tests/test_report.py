@@ -119,7 +119,21 @@ def test_a_record_alone_says_how_to_get_the_policies(report_command, files):
     assert report_command("run.json").code == 0
     words = Elements(Path("report.html").read_text()).words()
     assert "python -m jaxrl_mini.train --seed 7 --output run.json --trajectories run.npz" in words
-    assert "python -m jaxrl_mini.report run.json run.npz" in words
+    assert "python -m jaxrl_mini.report run.json run.npz --output report.html" in words
+
+
+def test_the_page_says_how_to_get_all_of_it_again(report_command, files):
+    assert report_command("run.json", "run.npz", "--output", "a b.html", "--figures", "plots").code == 0
+    words = Elements(Path("a b.html").read_text()).words()
+    assert "python -m jaxrl_mini.train --seed 7 --output run.json --trajectories run.npz" in words
+    assert "python -m jaxrl_mini.report run.json run.npz --output 'a b.html' --figures plots" in words
+
+
+def test_a_run_without_sampled_episodes_is_not_asked_for_them(command, tmp_path):
+    assert command(train, "--exact-gradient", *SMALL, "--output=-r.json").code == 0
+    assert command(report, "./-r.json").code == 0
+    words = Elements(Path("report.html").read_text()).words()
+    assert "--trajectories" not in words and "--exact-gradient" in words
 
 
 def test_the_commands_that_the_report_names_make_the_missing_parts(command, files):
@@ -222,7 +236,7 @@ def test_a_language_models_record_is_shown_too(report_command, files, record):
     assert "<b>folder" in words and "trained a language model" in words
 
 
-@pytest.mark.parametrize("value", [Config(), Config(seed=0, lr=1e-7, method="rs-sft", beta=0.0, eval_episodes=3),
+@pytest.mark.parametrize("value", [Config(), Config(seed=0, lr=1e-7, beta=0.0, eval_episodes=3),
                                    Config(backend="hf", model="a b'c", dtype="bfloat16", exact_every=2)])  # fmt: skip
 def test_the_command_of_a_run_gives_its_config(value):
     words = shlex.split(commandline.train_command(value, "--output", "x y.json"))

@@ -132,6 +132,31 @@ def test_another_final_policy_is_found_where_bits_can_agree(check, record):
     assert outcome.code == 0 and lines[0]["tolerance"] == audit.TOLERANCE
 
 
+SMALL = {"iterations": 4, "eval_episodes": 3, "groups": 2, "group_size": 2}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *[SMALL | {"reward": reward, "method": method, "exact_gradient": exact}
+          for reward, method, exact in itertools.product(("verifier", "public-test", "constant", "noisy:0.3"),
+                                                         ("grpo", "rs-sft"), (False, True))],
+        *[{"iterations": 3, "eval_episodes": 3, "lr": lr, "seed": seed}
+          for lr, seed in itertools.product((100.0, 1e4, 1e8), (2, 3))],
+        SMALL | {"group_size": 8, "lr": 1e8, "advantage": "group-mean"},
+        {"iterations": 9, "eval_episodes": 3, "lr": 3e38, "method": "rs-sft", "seed": 1},
+    ],
+    ids=lambda settings: " ".join(f"{name}={value}" for name, value in settings.items() if name not in SMALL),
+)  # fmt: skip
+def test_every_record_that_is_written_holds_in_itself(settings):
+    """Whatever is rewarded, and however far the logits go."""
+    config = Config(**settings)
+    with np.errstate(all="ignore"):
+        record = records.build(RUN(config))
+    again, findings = audit.check_form("r.json", record)
+    assert again == config and not findings and not audit.inconsistencies(record, config)
+
+
 # One digit
 
 

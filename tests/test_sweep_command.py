@@ -65,7 +65,7 @@ def test_the_default_folder_is_named_by_the_grid(sweep_command):
 
 
 def test_a_dry_run_says_what_would_be_and_writes_nothing(sweep_command):
-    done = sweep_command("--seeds", 10000, "--method", "grpo", "rs-sft", "--beta", 0, 0.02, "--dry-run")
+    done = sweep_command("--seeds", 10000, "--method", "grpo", "rs-sft", "--lr", 0.04, 0.08, "--dry-run")
     assert done.code == 0 and done.out == [] and list(Path().iterdir()) == []
     assert "40,000 runs: 4 settings x 10,000 seeds, 2 compilations, about" in done.err[0] and "MB" in done.err[0]
 

@@ -77,6 +77,20 @@ class Moments(NamedTuple):
     """The trace of the covariance, of one batch."""
 
 
+def check_size(groups: int, group_size: int, variant: Variant, method: str = "grpo") -> None:
+    """Refuses a batch whose moments are sums over too many counts.
+
+    Raises:
+      UserError: they are.
+    """
+    of_batch = variant.advantage == "batch-std" or method == "rs-sft"
+    of_steps = variant.aggregation == "step-mean"
+    episodes = groups * group_size
+    cells = group_size**2 * (episodes if of_batch else 1) * (MAX_STEPS * episodes if of_steps else 1)
+    if cells > MAX_CELLS and groups > 1 and (of_batch or of_steps):
+        raise UserError(f"--groups {groups} of {group_size} are too many for batch-std or step-mean: ask for fewer")
+
+
 class _Counts(NamedTuple):
     """What a coefficient depends on, beside its own episode; the axes broadcast."""
 
@@ -97,12 +111,10 @@ def batch_moments(law: Law, groups: int, group_size: int, variant: Variant, meth
     Raises:
       UserError: the batch is so large that the sums over its counts are.
     """
+    check_size(groups, group_size, variant, method)
     episodes = groups * group_size
     of_batch = variant.advantage == "batch-std" or method == "rs-sft"
     of_steps = variant.aggregation == "step-mean"
-    cells = group_size**2 * (episodes if of_batch else 1) * (MAX_STEPS * episodes if of_steps else 1)
-    if cells > MAX_CELLS and groups > 1 and (of_batch or of_steps):
-        raise UserError(f"--groups {groups} of {group_size} are too many for batch-std or step-mean: ask for fewer")
     marks = [(reward, length) for reward in range(REWARDS) for length in range(1, law.ends.shape[1])]
     scores = np.stack([law.scores[mark].ravel() for mark in marks])
     inner = scores @ scores.T

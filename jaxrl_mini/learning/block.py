@@ -17,7 +17,7 @@ from jaxrl_mini.episodes import verifier
 from jaxrl_mini.learning import evaluation, training
 from jaxrl_mini.learning.evaluation import Evaluations
 from jaxrl_mini.learning.training import CHUNK, Log, Sizes, State
-from jaxrl_mini.machine import compilation
+from jaxrl_mini.machine import compilation, hardware
 from jaxrl_mini.policies import table
 from jaxrl_mini.tasks.repair import NUM_ACTIONS, NUM_VARIANTS
 from jaxrl_mini.types import Columns, Distribution, Settings
@@ -40,7 +40,7 @@ class Block:
         self.runs = len(seeds)
         padded = Settings(**{name: _padded(column, np.float32) for name, column in settings.items()})
         data = (_padded(seeds, np.uint32), padded, *_start(sizes))
-        device = device or jax.config.values["jax_default_device"] or jax.devices()[0]
+        device = device or hardware.default_device()
         self.seeds, self.settings, self.state, self.log = jax.device_put(data, device)
         self._reference = _reference(device)
         self._program = program(sizes, tuple(name for name in Settings._fields if name in settings), device)

@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -27,6 +27,8 @@ from jaxrl_mini.config import Config, UserError, differences
 from jaxrl_mini.learning.evaluation import Evaluation
 from jaxrl_mini.machine import files
 from jaxrl_mini.machine.files import flush
+from jaxrl_mini.machine.hardware import default_device
+from jaxrl_mini.types import ByContent
 
 KEPT = 3
 """Checkpoints of a folder; older ones are deleted."""
@@ -48,7 +50,8 @@ class Interrupted(KeyboardInterrupt):
         self.number = number
 
 
-class Snapshot(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Snapshot(ByContent):
     """A run between two iterations: all that its future and its record depend on, beside its config."""
 
     state: Any
@@ -316,7 +319,7 @@ def _remove(place: Path) -> None:
 
 def _run(config: Config, mesh: jax.sharding.Mesh | None = None) -> dict[str, Any]:
     """All that a run's numbers depend on but its initial state: settings, versions, devices."""
-    device = jax.devices()[0]
+    device = default_device()
     versions = {name: importlib.metadata.version(name) for name in NUMERICAL}
     devices = {"platform": device.platform, "device_kind": device.device_kind, "mesh": mesh and dict(mesh.shape)}
     return {**config.to_dict(), **versions, **devices}

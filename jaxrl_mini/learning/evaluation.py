@@ -13,7 +13,7 @@ from jaxrl_mini.episodes.packed import Episodes
 from jaxrl_mini.exact.success import exact_of_logits
 from jaxrl_mini.machine.xla import unless_numpy
 from jaxrl_mini.policies.table import log_probs_of_logits
-from jaxrl_mini.types import AnyArray, Exact, Seeds
+from jaxrl_mini.types import AnyArray, ByContent, Exact, Seeds
 
 CHUNK = 512
 """Sampled evaluation episodes per call, at most."""
@@ -58,8 +58,8 @@ class Evaluation:
         return mean_interval(self.actions, self.squared_actions, self.episodes)
 
 
-@dataclass(frozen=True)
-class Evaluations:
+@dataclass(frozen=True, eq=False)
+class Evaluations(ByContent):
     """The figures of many policies, as arrays; indexed by a run's place, those of one."""
 
     episodes: int

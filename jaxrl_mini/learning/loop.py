@@ -14,13 +14,14 @@ from jaxrl_mini.learning.checkpoint import Checkpoints, Snapshot
 from jaxrl_mini.learning.metrics import History, history_of, joined
 from jaxrl_mini.learning.result import Result
 from jaxrl_mini.learning.training import CHUNK
-from jaxrl_mini.machine import compilation
+from jaxrl_mini.machine import compilation, jax_settings
 from jaxrl_mini.types import Columns
 
 AHEAD = 5 * CHUNK
 """Iterations whose verdicts are computed before the first."""
 
 
+@jax_settings.own()
 def run(
     config: Config,
     *,

@@ -2,7 +2,7 @@
 
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -11,11 +11,12 @@ import numpy as np
 from jaxrl_mini.config import Config
 from jaxrl_mini.learning.evaluation import Evaluation
 from jaxrl_mini.learning.metrics import History
+from jaxrl_mini.types import ByContent
 
 
-@dataclass(frozen=True)
-class Result:
-    """A finished run."""
+@dataclass(frozen=True, eq=False)
+class Result(ByContent):
+    """A finished run; equal to another where all but `timing` is, to the bit."""
 
     config: Config
     before: Evaluation
@@ -26,7 +27,7 @@ class Result:
     """float32 [iteration + 1, state, action]: the table policy before the first and after every iteration."""
     packed_episodes: np.ndarray
     """int32 [iteration, group, episode]: the sampled episodes (see `packed.Episodes`)."""
-    timing: dict[str, float]
+    timing: dict[str, float] = field(compare=False)
     """Seconds: `compile_seconds`, `run_seconds`, and `train_and_final_eval_seconds`, which both are part of."""
     checkpoint: Any = None
     """The trained language model, a `pretrained.Checkpoint`."""

@@ -16,7 +16,8 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any, NoReturn
 
-from jaxrl_mini.config import Config, UserError, UserErrors, expected
+from jaxrl_mini.config import Config, UserError, UserErrors, expected, flag_of
+from jaxrl_mini.machine import effort
 
 MAX_LINE = 1000
 MODULES = "python -m jaxrl_mini."
@@ -150,7 +151,10 @@ def _variable(flag: str) -> str:
 
 
 def use_processes(arguments: argparse.Namespace) -> None:
-    """Joins the processes that the flags or the environment name, which then compute one run together.
+    """Joins the processes that the flags name, which then compute one run together.
+
+    Where there is a mesh, the environment may name them, too. Without one it does not count: a cluster sets these
+    variables for all that runs there.
 
     Raises:
       UserError: only some of the three are given, a number is out of range, or the processes do not meet.
@@ -159,7 +163,7 @@ def use_processes(arguments: argparse.Namespace) -> None:
     for flag, kind, _ in PROCESS_FLAGS:
         name, variable = flag.replace("-", "_"), _variable(flag)
         value = getattr(arguments, name)
-        text = os.environ.get(variable)
+        text = None if arguments.mesh is None else os.environ.get(variable)
         if value is None and text is not None:
             if kind is int and not (text.isascii() and text.isdigit()):
                 raise UserError(f"{variable} {text!r} is out of range: expected a whole number from 0")
@@ -167,15 +171,22 @@ def use_processes(arguments: argparse.Namespace) -> None:
         values[name] = value
     if all(value is None for value in values.values()):
         return
+    if arguments.backend != "hf":
+        given = next(flag for flag, _, _ in PROCESS_FLAGS if values[flag.replace("-", "_")] is not None)
+        raise UserError(f"--{given} has no use with backend {arguments.backend}: leave it out")
     missing = [flag for flag, _, _ in PROCESS_FLAGS if values[flag.replace("-", "_")] is None]
     if missing:
-        raise UserError(f"--{missing[0]} is missing: several processes need {', '.join(f[0] for f in PROCESS_FLAGS)}")
+        set_here = [_variable(flag) for flag, _, _ in PROCESS_FLAGS if _variable(flag) in os.environ]
+        found = f"{' and '.join(set_here)} in the environment: " if set_here else ""
+        needed = ", ".join(flag for flag, _, _ in PROCESS_FLAGS)
+        raise UserError(f"{found}--{missing[0]} is missing: several processes need {needed}")
     if arguments.mesh is None:
         raise UserError("--mesh is missing: several processes need one over all of their devices")
     if not 0 <= values["process_id"] < values["num_processes"]:
         raise UserError(
             f"--process-id {values['process_id']} is out of range: expected 0 to {values['num_processes'] - 1}"
         )
+    _import_jax()
     import jax
 
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM, and the run go on
@@ -203,32 +214,58 @@ def train_command(config: Config, *more: str) -> str:
     """The command that trains this run again, with further arguments at its end."""
     words = ["--seed", str(config.seed)]
     for field in dataclasses.fields(Config):
-        value = getattr(config, field.name)
-        if field.name != "seed" and value != field.default:
-            words += ["--" + field.name.replace("_", "-"), str(value)]
+        if field.name != "seed":
+            words += flag_of(field.name, [getattr(config, field.name)]) or []
     return shlex.join(["python", "-m", "jaxrl_mini.train", *words, *more])
 
 
-def use_device(name: str | None) -> None:
+def file_flag(flag: str, name: str) -> list[str]:
+    """The words of a command line that give a flag the name of a file or folder, which may begin like a flag."""
+    return [f"{flag}={name}"] if name.startswith("-") else [flag, name]
+
+
+def use_device(name: str | None, one_thread_per_call: bool = False) -> None:
     """Makes jax compute on the named kind of device, and keep what it compiles in the user's cache folder.
 
+    It starts jax, with settings of its own: those in the user's environment would change numbers (see `jax_settings`).
+
+    Args:
+      name: a key of `DEVICES`; None is what jax finds, or `JAX_DEFAULT_DEVICE`.
+      one_thread_per_call: see `hardware.use_one_thread_per_call`.
+
     Raises:
-      UserError: there is no such device; the message names those there are.
+      UserError: there is no such device, and the message names those there are; or an environment variable asks jax
+        for what it cannot do.
     """
+    _import_jax()
     import jax
 
+    from jaxrl_mini.machine import hardware, jax_settings
     from jaxrl_mini.machine.compilation import use_compilation_cache
 
+    jax_settings.use_own()
+    if name is not None:
+        jax.config.update("jax_default_device", None)
     if name is not None and DEVICES[name] == "cpu":
         jax.config.update("jax_platforms", "cpu")
-    elif name is not None:
+    if one_thread_per_call:
+        hardware.use_one_thread_per_call()
+    there = hardware.devices()
+    if name is not None and DEVICES[name] != "cpu":
         try:
             jax.config.update("jax_default_device", jax.devices(DEVICES[name])[0])
         except RuntimeError as error:
-            there = sorted({device.platform for device in jax.devices()})
-            raise UserError(f"--device {name} is not there: this machine offers {', '.join(there)}") from error
+            offered = ", ".join(sorted({device.platform for device in there}))
+            raise UserError(f"--device {name} is not there: this machine offers {offered}") from error
     if trouble := use_compilation_cache():
         note(trouble)
+
+
+def _import_jax() -> None:
+    try:
+        import jax  # noqa: F401
+    except ValueError as error:  # it reads its variables when it is imported
+        raise UserError(f"an environment variable of jax is out of range: {error}") from error
 
 
 def say(line: str) -> None:
@@ -270,6 +307,13 @@ def _open_streams() -> None:
             with contextlib.suppress(OSError):
                 os.set_inheritable(opened, opened == number)
             setattr(sys, name, open(opened, "w" if number else "r", closefd=False))  # noqa: SIM115, it stays open
+
+
+def say_how_long(seconds: float, size: int = 0) -> None:
+    """A line on stderr about what takes more than a minute, and the memory it fills where that is more than a GB."""
+    if seconds > effort.PATIENCE:
+        memory = f", and fills {effort.in_bytes(size)} of memory" if size > 1e9 else ""
+        note(f"this takes about {effort.in_words(seconds)}{memory}")
 
 
 def run_command(command: Callable[[list[str]], int | None], arguments: list[str] | None = None) -> NoReturn:

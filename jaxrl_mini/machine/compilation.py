@@ -104,8 +104,8 @@ def compiled_once(
     Tracing and lowering take longer than all else that a short run does, and what jax keeps spares neither. A file of
     this one is named after all it depends on: this package's source, the versions below it, jax's settings, the
     machine, the shapes and the static arguments. A file that is not as it was written is made again. Nothing is kept
-    without a cache folder, and on an accelerator or one of several devices jax alone keeps what it does. As with that,
-    reading it is running it: the folder is the user's own.
+    without a cache folder, or where jax is told to keep nothing, and on an accelerator or one of several devices jax
+    alone keeps what it does. As with that, reading it is running it: the folder is the user's own.
 
     Args:
       function: pure, returns new values for its first arguments.
@@ -172,7 +172,7 @@ _compiling = threading.Lock()
 
 def _file(types: Any, static: tuple[Any, ...]) -> Path | None:
     folder = jax.config.values["jax_compilation_cache_dir"]
-    if not folder:
+    if not (folder and jax.config.values["jax_enable_compilation_cache"]):
         return None
     machine = platform.platform(), hardware.processor(), hardware.instructions()
     settings = {name: value for name, value in sorted(jax.config.values.items()) if "cache" not in name}

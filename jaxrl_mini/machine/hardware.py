@@ -3,6 +3,44 @@
 import os
 import platform
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jaxrl_mini.config import UserError
+
+if TYPE_CHECKING:
+    import jax
+
+
+def devices() -> "list[jax.Device]":
+    """Those of the kind that jax computes on: as `jax_default_device` says, by name or as a device, or as it finds.
+
+    Raises:
+      UserError: an environment variable asks for devices that are not there.
+    """
+    import jax
+
+    from jaxrl_mini.machine import jax_settings
+
+    chosen = jax_settings.current("jax_default_device")
+    try:
+        if chosen is None:
+            return jax.devices()
+        return jax.devices(chosen if isinstance(chosen, str) else chosen.platform)
+    except (RuntimeError, AssertionError, AttributeError) as error:  # the latter two where a plugin is not installed
+        asked = f"JAX_PLATFORMS {jax.config.values['jax_platforms'] or ''}"
+        if isinstance(chosen, str):
+            asked = f"JAX_DEFAULT_DEVICE {chosen}"
+        reason = str(error) if isinstance(error, RuntimeError) else "no such device"
+        raise UserError(f"{asked} cannot be used here ({reason}): unset the variable, or name what is there") from error
+
+
+def default_device() -> "jax.Device":
+    """Where jax computes unless it is told."""
+    from jaxrl_mini.machine import jax_settings
+
+    chosen = jax_settings.current("jax_default_device")
+    return devices()[0] if chosen is None or isinstance(chosen, str) else chosen
+
 
 VECTORS = ("sse", "avx", "fma", "f16c", "amx", "asimd", "sve", "neon")
 """What the names of vector instructions begin with."""
@@ -20,7 +58,7 @@ def use_one_thread_per_call() -> None:
     before = os.environ.get("NPROC")
     os.environ["NPROC"] = "1"  # what XLA's CPU client takes as the size of its pool
     try:
-        jax.devices()
+        devices()
     finally:
         if before is None:
             del os.environ["NPROC"]

@@ -19,6 +19,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, PyTree, Shaped
 
 from jaxrl_mini.config import UserError
+from jaxrl_mini.machine import hardware
 
 AXES = ("data", "model")
 SPLIT = {"c_attn": -1, "c_fc": -1, "c_proj": -2, "wte": -2, "lm_head": -1}
@@ -37,7 +38,7 @@ def make_mesh(text: str) -> Mesh:
     if not (whole and all(equals) and set(names) <= set(AXES) and len(set(names)) == len(names)):
         raise UserError(f"--mesh {text!r} is no mesh: expected data=N, model=N, or data=N,model=M")
     shape = dict.fromkeys(AXES, 1) | dict(zip(names, map(int, counts), strict=True))
-    devices, needed = jax.devices(), int(np.prod([*shape.values()]))
+    devices, needed = hardware.devices(), int(np.prod([*shape.values()]))
     if needed > len(devices) or (jax.process_count() > 1 and needed < len(devices)):
         raise UserError(f"--mesh {text} takes {needed} devices: there are {len(devices)}")
     return Mesh(

@@ -9,14 +9,14 @@ from typing import Any
 
 import jax
 
-from jaxrl_mini.machine import hardware
+from jaxrl_mini.machine import hardware, jax_settings
 
 PACKAGES = ("jaxrl_mini", "jax", "jaxlib", "flax", "optax", "numpy", "scipy")
 
 
 def runtime() -> dict[str, Any]:
     """Where a run's numbers came from: versions, platform, devices, precision flags, commit."""
-    devices = jax.devices()
+    device = hardware.default_device()
     return {
         "python": platform.python_version(),
         **{package: _version(package) for package in PACKAGES},
@@ -25,11 +25,11 @@ def runtime() -> dict[str, Any]:
         "vector_instructions": hardware.vector_instructions(),
         "numpy_dispatch": hardware.numpy_dispatch(),
         "cores": hardware.cores(),
-        "device_kind": devices[0].device_kind,
-        "device_platform": devices[0].platform,
-        "device_count": len(devices),
+        "device_kind": device.device_kind,
+        "device_platform": device.platform,
+        "device_count": len(hardware.devices()),
         "precision": {
-            "enable_x64": bool(jax.config.values["jax_enable_x64"]),
+            "enable_x64": jax_settings.OWN["jax_enable_x64"][0],
             "default_matmul_precision": jax.config.values["jax_default_matmul_precision"],
             "xla_flags": os.environ.get("XLA_FLAGS", ""),
         },

@@ -19,6 +19,7 @@ from matplotlib.ticker import MaxNLocator
 from jaxrl_mini.config import Config, UserError
 from jaxrl_mini.episodes.intervals import success_interval
 from jaxrl_mini.exact.flow import evenly
+from jaxrl_mini.types import ByContent
 
 if TYPE_CHECKING:
     from jaxrl_mini.sweeps.dataset import Dataset
@@ -67,8 +68,8 @@ class Sampled(NamedTuple):
     high: Float[np.ndarray, " point"]
 
 
-@dataclass(frozen=True)
-class Curves:
+@dataclass(frozen=True, eq=False)
+class Curves(ByContent):
     """What is drawn of one run, or of the runs of one setting."""
 
     label: str

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import shlex
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from matplotlib.figure import Figure
 from jaxrl_mini.exact import flow
 from jaxrl_mini.exact.flow import LAYOUT, MOVES, SCALE
 from jaxrl_mini.machine import commandline
+from jaxrl_mini.machine.commandline import file_flag
 from jaxrl_mini.pages import figures
 from jaxrl_mini.pages.figures import METRICS, SOFTWARE, Curves
 from jaxrl_mini.pages.sources import Source
@@ -60,8 +62,13 @@ VARIANT_NAMES = ("neither", "high", "low", "both")
 """Which of the two lines are repaired."""
 
 
-def render(sources: list[Source]) -> str:
-    """The page as HTML."""
+def render(sources: list[Source], more: Sequence[str] = ()) -> str:
+    """The page as HTML.
+
+    Args:
+      sources: what is on it.
+      more: the words after these in the command that makes it.
+    """
     css, script = (_template(name) for name in ("report.css", "report.js"))
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("jaxrl_mini.pages", "templates"), autoescape=True, undefined=jinja2.StrictUndefined,
@@ -74,7 +81,8 @@ def render(sources: list[Source]) -> str:
     }  # fmt: skip
     unrecorded = [
         source for source in sources
-        if source.config is not None and source.config.backend == "table" and source.recording is None
+        if source.config is not None and source.config.backend == "table" and not source.config.exact_gradient
+        and source.recording is None
     ]  # fmt: skip
     drawn = [one for source in sources for one in source.curves[:MOST_SETTINGS]]
     with_lines = [one for one in drawn if one.lines]
@@ -95,8 +103,8 @@ def render(sources: list[Source]) -> str:
         final=[(one, _svg(figures.final_panel(one), f"final{i}-", _final_title(one)))
                for i, one in enumerate(drawn) if one.final is not None],
         recorded=recorded, policies=[one for one in recorded if one["policy"]],
-        unrecorded=unrecorded, recording_command=_recording_command, report_command=_report_command(sources, []),
-        complete_command=_report_command(sources, [_recording_name(source.name) for source in unrecorded]),
+        unrecorded=unrecorded, recording_command=_recording_command, report_command=_report_command(sources, [], more),
+        complete_command=_report_command(sources, [_recording_name(source.name) for source in unrecorded], more),
         artifacts=artifacts(),
         actions=ACTIONS, most_settings=MOST_SETTINGS,
     )  # fmt: skip
@@ -163,16 +171,17 @@ def _in_words(curves: Curves, metric: str) -> str:
 
 def _recording_command(source: Source) -> str:
     assert source.config is not None
-    recording = ("--trajectories", _recording_name(source.name))
-    return commandline.train_command(source.config, "--output", source.name, *recording)
+    files = *file_flag("--output", source.name), *file_flag("--trajectories", _recording_name(source.name))
+    return commandline.train_command(source.config, *files)
 
 
 def _recording_name(record_name: str) -> str:
     return str(Path(record_name).with_suffix(".npz"))
 
 
-def _report_command(sources: list[Source], more: list[str]) -> str:
-    words = [name for source in sources for name in (source.name, source.recording_name) if name]
+def _report_command(sources: list[Source], recordings: list[str], more: Sequence[str]) -> str:
+    names = [name for source in sources for name in (source.name, source.recording_name) if name] + recordings
+    words = [f"./{name}" if name.startswith("-") else name for name in names]
     return shlex.join(["python", "-m", "jaxrl_mini.report", *words, *more])
 
 

@@ -10,18 +10,20 @@ import numpy as np
 
 from jaxrl_mini.config import Config, UserError
 from jaxrl_mini.machine import commandline, files
+from jaxrl_mini.machine.commandline import file_flag
 from jaxrl_mini.pages import figures
 from jaxrl_mini.pages.figures import Curves
 from jaxrl_mini.runs import records
 from jaxrl_mini.runs.recording import Recording
 from jaxrl_mini.sweeps.grid import sweep_command
+from jaxrl_mini.types import ByContent
 
 SAME = ("backend", "method", "iterations", "groups", "group_size", "epochs", "clip", "beta")
 """The settings, beside the learning rate, that a recording has in common with the record of its run."""
 
 
-@dataclass
-class Source:
+@dataclass(eq=False)
+class Source(ByContent):
     """One record or one sweep folder."""
 
     name: str
@@ -71,7 +73,7 @@ def _read_record(path: str) -> Source:
     for when in ("before", "after"):
         _check_evaluation(record[when], path)
     return Source(
-        path, [curves], config, record, command=commandline.train_command(config, "--output", path),
+        path, [curves], config, record, command=commandline.train_command(config, *file_flag("--output", path)),
         settings=_named(config.to_dict()), runtime=_flat({**_mapping(record, "runtime"), **_mapping(record, "timing")}),
     )  # fmt: skip
 
@@ -116,7 +118,7 @@ def _read_sweep(path: str) -> Source:
     }  # fmt: skip
     about = json.loads(files.read(Path(path) / "sweep.json"))
     return Source(
-        path, curves, summary=summary, command=sweep_command(grid, "--output", path),
+        path, curves, summary=summary, command=sweep_command(grid, *file_flag("--output", path)),
         settings=_named(common), runtime=_flat(_mapping(about, "runtime")),
     )  # fmt: skip
 
@@ -153,5 +155,7 @@ def _attach(path: str, sources: list[Source]) -> None:
             same = all(mine == theirs for mine, theirs in pairs)
             if same and np.array_equal(losses, loaded.arrays["history_loss"], equal_nan=True):
                 source.recording, source.recording_name = loaded, path
+                files_of_run = *file_flag("--output", source.name), *file_flag("--trajectories", path)
+                source.command = commandline.train_command(source.config, *files_of_run)
                 return
     raise UserError(f"recording {path} is of none of the records: name the record that the same command wrote")

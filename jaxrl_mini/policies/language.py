@@ -22,6 +22,7 @@ from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
+from jaxrl_mini.machine import jax_settings
 from jaxrl_mini.machine.placement import ONE_DEVICE, Placement
 from jaxrl_mini.policies.gpt2 import GPT2, GPT2Config, KeysValues
 from jaxrl_mini.policies.pretrained import Checkpoint, load_checkpoint
@@ -331,6 +332,7 @@ def check_limits(largest_id: int, longest: int, config: GPT2Config) -> None:
         )
 
 
+@jax_settings.own()
 def score_candidates(
     model_dir: str | Path, prompts: Sequence[str], candidates: Sequence[str]
 ) -> Float[np.ndarray, "prompt candidate"]:
@@ -347,8 +349,12 @@ def score_candidates(
 
     Raises:
       CheckpointError: the folder cannot be read.
-      PromptError: a prompt or candidate is empty or too long, or candidates cannot be told apart.
+      PromptError: prompts or candidates are a text and no list; one of them is empty or too long; or candidates cannot
+        be told apart.
     """
+    for name, texts in (("prompts", prompts), ("candidates", candidates)):
+        if isinstance(texts, str):
+            raise PromptError(f"{name} {texts!r} is one text: expected a list of texts")
     checkpoint = load_checkpoint(model_dir)
     ids = checkpoint.encode(candidates)
     tree = token_tree([[*tokens, checkpoint.end_of_text] for tokens in ids], candidates)

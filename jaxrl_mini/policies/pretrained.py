@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from jaxrl_mini.machine import files
 from jaxrl_mini.policies import folders
 from jaxrl_mini.policies.gpt2 import ACTIVATIONS, GPT2, GPT2Config
 from jaxrl_mini.policies.prompts import Encode
+from jaxrl_mini.types import ByContent
 
 ARCHITECTURES = ("GPT2LMHeadModel", "GPT2Model")
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -40,15 +41,15 @@ class CheckpointError(UserError):
     """A folder that cannot be read as a checkpoint; one line that says what and why."""
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """A model as read from a folder."""
+@dataclass(frozen=True, eq=False)
+class Checkpoint(ByContent):
+    """A model as read from a folder; equal to another where its weights, configuration and files are."""
 
     config: GPT2Config
-    network: nnx.GraphDef[GPT2]
+    network: nnx.GraphDef[GPT2] = field(compare=False)
     params: PyTree
     """The weights, in float32 whatever the file held."""
-    encode: Encode
+    encode: Encode = field(compare=False)
     end_of_text: int
     """Id of the token that ends a text."""
     companions: Mapping[str, bytes]

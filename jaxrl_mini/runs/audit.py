@@ -141,21 +141,34 @@ def _iteration_claims(place: str, number: int, row: Mapping[str, Any], config: C
     yield f"{place}.iteration", row["iteration"], number, 0.0
     successes = round(row["train_success_rate"] * batch)
     yield f"{place}.train_success_rate", row["train_success_rate"], successes / batch, ROUNDING
-    mixed = _nearest_mixed(row["mixed_groups"], successes, config.groups, config.group_size)
+    by_verifier = config.reward == "verifier"
+    yield f"presence of {place}.mean_reward", "mean_reward" in row, not by_verifier, 0.0
+    rewarded = successes if by_verifier else round(row.get("mean_reward", 0.0) * batch)
+    yield f"{place}.mean_reward", row.get("mean_reward"), None if by_verifier else rewarded / batch, ROUNDING
+    mixed = _nearest_mixed(row["mixed_groups"], rewarded, config.groups, config.group_size)
     yield f"{place}.mixed_groups", row["mixed_groups"], mixed, 0.0
     sft = config.method == "rs-sft"
-    yield f"{place}.retained_episodes", row.get("retained_episodes"), successes if sft else None, 0.0
-    learns = successes > 0 or not sft
+    yield f"{place}.retained_episodes", row.get("retained_episodes"), rewarded if sft else None, 0.0
+    learns = rewarded > 0 or not sft or config.exact_gradient
     yield f"{place}.optimizer_steps", row["optimizer_steps"], config.epochs if learns else 0, 0.0
-    if not learns:
+    if not learns and row["entropy"] is not None:  # else the policy is no longer made of numbers
         yield f"{place}.loss", row["loss"], 0.0, 0.0
         yield f"{place}.gradient_norm", row["gradient_norm"], 0.0, 0.0
     highest = math.log(NUM_ACTIONS)
-    limits = {"gradient_norm": math.inf, "mean_kl": math.inf, "entropy": highest, "exact_success_rate": 1}
-    for name, high in limits.items():
-        yield f"{place}.{name}", row[name], _clipped(row[name], 0, high), FLOAT32_ROUNDING
+    rounding = 0.0
+    if config.backend == "table":
+        # A log-probability is rounded where its logit is, and that has moved by about the learning rate a step: so
+        # far the probabilities of a state, at most one each, may add up to another number than 1.
+        rounded = config.effective_lr * config.epochs * (number + 1) * 2.0**-23
+        rounding = highest * min(math.expm1(min(rounded, 2.0)), NUM_ACTIONS - 1)
+    limits = {
+        "gradient_norm": (math.inf, 0.0), "mean_kl": (math.inf, rounding), "entropy": (highest, rounding),
+        "exact_success_rate": (1, 0.0),
+    }  # fmt: skip
+    for name, (high, more) in limits.items():
+        yield f"{place}.{name}", row[name], _clipped(row[name], 0, high), FLOAT32_ROUNDING + more
     if config.backend == "table" and row["entropy"] is not None:  # the reference policy is uniform
-        yield f"{place}.mean_kl", row["mean_kl"], highest - row["entropy"], FLOAT32_ROUNDING
+        yield f"{place}.mean_kl", row["mean_kl"], highest - row["entropy"], FLOAT32_ROUNDING + rounding
     if not config.evaluates(number):
         yield f"{place}.exact_success_rate", row["exact_success_rate"], None, 0.0
 

@@ -17,6 +17,7 @@ from jaxrl_mini.episodes import rollout, verifier
 from jaxrl_mini.episodes.packed import Episodes
 from jaxrl_mini.learning import evaluation
 from jaxrl_mini.learning.evaluation import Evaluation
+from jaxrl_mini.machine import jax_settings
 from jaxrl_mini.policies import folders
 from jaxrl_mini.policies.saved import load_table
 from jaxrl_mini.tasks.repair import MAX_STEPS, NUM_VARIANTS
@@ -69,6 +70,7 @@ class TablePlayer(Player):
             variant = TABLES.next_variant[step, variant, action]
         return self.probs[len(actions) * NUM_VARIANTS + variant]
 
+    @jax_settings.own()
     def episode(self, seed: int) -> list[int]:
         """See `Player`."""
         probs = jnp.asarray(self.probs, jnp.float32)
@@ -77,6 +79,7 @@ class TablePlayer(Player):
         )
         return _taken(Episodes(np.asarray(played.packed)).actions)
 
+    @jax_settings.own()
     def evaluate(self, episodes: int, seed: int) -> Evaluation:
         """See `Player`."""
         copies = np.repeat(self.logits[..., None], BLOCK, axis=-1)
@@ -87,6 +90,7 @@ class TablePlayer(Player):
 class LanguagePlayer(Player):
     """A language model's checkpoint folder."""
 
+    @jax_settings.own()
     def __init__(self, folder: str | os.PathLike[str]):
         from jaxrl_mini.policies.language import load_policy  # imports flax, for which a table should not wait
 
@@ -94,18 +98,21 @@ class LanguagePlayer(Player):
         self.policy, self.checkpoint = load_policy(self.folder)
         self._log_probs = jax.jit(self.policy.log_probs)
 
+    @jax_settings.own()
     def probabilities(self, actions: Sequence[int]) -> Float[np.ndarray, " action"]:
         """See `Player`."""
         padded = np.full((MAX_STEPS, 1), -1, np.int32)
         padded[: len(actions), 0] = actions
         return np.exp(np.asarray(self._log_probs(self.checkpoint.params, padded)[len(actions), 0]))
 
+    @jax_settings.own()
     def episode(self, seed: int) -> list[int]:
         """See `Player`."""
         uniforms = jnp.stack(rollout.draw_uniforms(jnp.uint32(seed), rollout.EVALUATION, jnp.int32(0), 1, 1))
         actions, _ = jax.jit(self.policy.sample)(self.checkpoint.params, uniforms.reshape(MAX_STEPS, 1))
         return _taken(actions)
 
+    @jax_settings.own()
     def evaluate(self, episodes: int, seed: int) -> Evaluation:
         """See `Player`; without `exact_mean_kl`, since nothing tells the policy that training started from."""
         from jaxrl_mini.learning.language_training import Run

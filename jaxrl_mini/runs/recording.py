@@ -24,12 +24,12 @@ from jaxrl_mini.episodes.verifier import training_verdicts
 from jaxrl_mini.learning import training
 from jaxrl_mini.learning.result import Result
 from jaxrl_mini.learning.training import Sizes, State
-from jaxrl_mini.machine import files
+from jaxrl_mini.machine import files, jax_settings
 from jaxrl_mini.machine.files import Output
 from jaxrl_mini.policies import table
 from jaxrl_mini.runs import records
 from jaxrl_mini.tasks.repair import MAX_STEPS, NUM_ACTIONS, NUM_STATES, NUM_VARIANTS
-from jaxrl_mini.types import Settings
+from jaxrl_mini.types import ByContent, Settings
 
 HISTORY = ("loss", "mean_kl", "ratio_outside_clip_fraction")
 NAMES = ("config", "actions", "rewards", "advantages", "old_log_probs", "logits", *(f"history_{h}" for h in HISTORY))
@@ -43,8 +43,8 @@ MAX_BYTES = 2**31
 """A recording, compressed or not, is not larger."""
 
 
-@dataclass(frozen=True)
-class Recording:
+@dataclass(frozen=True, eq=False)
+class Recording(ByContent):
     """One training run as recorded."""
 
     config: Config
@@ -131,6 +131,7 @@ def _check_actions(path: str | Path, actions: np.ndarray) -> None:
         )
 
 
+@jax_settings.own()
 def write(result: Result, output: Output) -> None:
     """Writes a run's sampled episodes and what they led to."""
     config, sizes = result.config, result.packed_episodes.shape
@@ -187,6 +188,7 @@ def not_of(config: Config) -> files.Odd:
     return odd
 
 
+@jax_settings.own()
 def replay_errors(recording: Recording) -> dict[str, float | None]:
     """The largest absolute difference of each figure between the recording and our update of its episodes.
 

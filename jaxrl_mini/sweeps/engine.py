@@ -17,8 +17,9 @@ from pathlib import Path
 import jax
 
 from jaxrl_mini.config import UserError
+from jaxrl_mini.machine import jax_settings
 from jaxrl_mini.machine.compilation import use_compilation_cache
-from jaxrl_mini.machine.hardware import cores, use_one_thread_per_call
+from jaxrl_mini.machine.hardware import cores, default_device, use_one_thread_per_call
 from jaxrl_mini.machine.runtime import runtime
 from jaxrl_mini.sweeps import table_part
 from jaxrl_mini.sweeps.dataset import Dataset
@@ -35,6 +36,7 @@ RETRIES = 20
 """How often a part is given to another Ray worker after its worker died."""
 
 
+@jax_settings.own()
 def run_sweep(
     grid: Grid,
     output: str | Path,
@@ -94,6 +96,7 @@ def shard_parts(grid: Grid, shard: tuple[int, int]) -> range:
     return range(i - 1, grid.parts, n)
 
 
+@jax_settings.own()
 def compute_part(
     dataset: Dataset, number: int, device: jax.Device | None = None, stopped: Callable[[], bool] = lambda: False
 ) -> int:
@@ -112,7 +115,7 @@ def compute_locally(dataset: Dataset, numbers: Sequence[int]) -> Iterator[int]:
     A thread per core hands blocks to the CPU; with several devices each thread keeps to its own. When the iterator is
     closed or an error is raised in it, parts that are not done are given up between two chunks of iterations.
     """
-    devices = jax.local_devices()
+    devices = jax.local_devices(backend=default_device().platform)
     per_device = -(-cores() // len(devices)) if devices[0].platform == "cpu" else ACCELERATOR_THREADS
     places: list[jax.Device | None] = [None] if len(devices) == 1 else [*devices]
     todo: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -200,6 +203,7 @@ def _check_answers(address: str | None) -> None:
 
 @lru_cache(maxsize=1)
 def _opened(folder: str) -> Dataset:
+    jax_settings.use_own()
     use_one_thread_per_call()
     use_compilation_cache()
     dataset = Dataset.open(folder)

@@ -6,14 +6,26 @@ import itertools
 import json
 import math
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_mini.config import BLOCK, HISTORY_EVERY, MAX_COUNT, MAX_SEED, Config, UserError, Variant
+from jaxrl_mini.config import (
+    BLOCK,
+    HISTORY_EVERY,
+    MAX_COUNT,
+    MAX_SEED,
+    Config,
+    UserError,
+    Variant,
+    checked,
+    flag_of,
+    plain,
+    whole_number,
+)
 
 MAX_BLOCKS = 16
 """Blocks in a part, at most: what a killed process may lose, and what stays in memory."""
@@ -82,30 +94,39 @@ class Grid:
     """Every so many iterations the metrics are kept, and after the last; 0 keeps none."""
 
     def __post_init__(self) -> None:
-        settings = tuple(dataclasses.replace(config, seed=0, lr=config.effective_lr) for config in self.settings)
+        given = _as_list(self.settings)
+        if odd := [one for one in given if not isinstance(one, Config)]:
+            raise UserError(f"settings {odd[0]!r} is no Config: expected a list of them")
+        if len(given) > MAX_SETTINGS:
+            raise UserError(f"the sweep has more than {MAX_SETTINGS} settings: expected at most so many")
+        settings = tuple(dataclasses.replace(config, seed=0, lr=config.effective_lr) for config in given)
         object.__setattr__(self, "settings", settings)
         object.__setattr__(self, "seeds", _as_range(self.seeds))
         if not self.settings or not self.seeds:
             raise UserError("the sweep is empty: give at least one seed and one value of each setting")
         ends = (self.seeds[0], self.seeds[-1]) if isinstance(self.seeds, range) else self.seeds
         for seed in ends:
-            if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
+            if type(seed) is not int or not 0 <= seed <= MAX_SEED:
                 raise UserError(f"--seeds {seed!r} is out of range: expected whole numbers from 0 to {MAX_SEED}")
         _refuse_repeated("--seeds", () if isinstance(self.seeds, range) else self.seeds)
         _refuse_repeated("setting", [_label(config) for config in self.settings])
-        every = self.history_every
-        if isinstance(every, bool) or not isinstance(every, int) or not 0 <= every <= MAX_COUNT:
-            raise UserError(f"--history-every {every!r} is out of range: expected {HISTORY_EVERY}")
+        every = whole_number(self.history_every)
+        if every is None or not 0 <= every <= MAX_COUNT:
+            raise UserError(f"--history-every {self.history_every!r} is out of range: expected {HISTORY_EVERY}")
+        object.__setattr__(self, "history_every", every)
 
     @classmethod
     def product(cls, seeds: Iterable[Any], history_every: int = 1, **values: Any) -> "Grid":
         """All combinations of the values given for each field of `Config`; one value may stand for a list of one."""
-        lists = {name: _as_list(given) for name, given in values.items()}
-        unknown = sorted(set(lists) - {field.name for field in dataclasses.fields(Config)} | set(lists) & {"seed"})
+        fields = {field.name: field for field in dataclasses.fields(Config) if field.name != "seed"}
+        unknown = sorted(set(values) - set(fields))
         if unknown:
             raise UserError(
                 f"a sweep has no setting {', '.join(unknown)}: name fields of Config, and seeds for the seed"
             )
+        lists = {
+            name: tuple(checked(fields[name], value) for value in _as_list(given)) for name, given in values.items()
+        }
         for name, given in lists.items():
             _refuse_repeated("--" + name.replace("_", "-"), given)
         count = math.prod(map(len, lists.values()))
@@ -274,15 +295,24 @@ def parse_number(word: str) -> int | None:
 def _as_range(seeds: Iterable[Any]) -> range | tuple[Any, ...]:
     """Consecutive seeds as a range, so that one grid has one form."""
     if isinstance(seeds, range):
-        return seeds
-    listed = tuple(seed.item() if isinstance(seed, np.integer) else seed for seed in seeds)
+        return range(seeds.start, seeds.start + 1) if len(seeds) == 1 else seeds
+    if isinstance(plain(seeds), str) or not isinstance(plain(seeds), Iterable):
+        raise UserError(f"seeds {seeds!r} is no list of seeds: expected range(10), say, or [7, 19, 42]")
+    given = seeds if isinstance(seeds, Sized) else tuple(itertools.islice(seeds, MAX_LISTED_SEEDS + 1))
+    if given is not seeds and len(given) > MAX_LISTED_SEEDS:
+        raise UserError(f"--seeds lists more than {MAX_LISTED_SEEDS} seeds: give one range")
+    listed = tuple(seed if (number := whole_number(seed)) is None else number for seed in given)
     whole = listed and all(type(seed) is int for seed in listed)
     consecutive = whole and listed == tuple(range(listed[0], listed[0] + len(listed)))
     return range(listed[0], listed[0] + len(listed)) if consecutive else listed
 
 
 def _as_list(given: Any) -> tuple[Any, ...]:
-    return (given,) if given is None or isinstance(given, (str, int, float)) else tuple(given)
+    """One value as a list of one; of an endless list, more than there may be."""
+    given = plain(given)
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        return (given,)
+    return tuple(itertools.islice(given, MAX_SETTINGS + 1))
 
 
 def _values(config: Config, names: Sequence[str]) -> tuple[Any, ...]:
@@ -318,15 +348,26 @@ def _shown(seeds: range | tuple[int, ...]) -> str:
 
 
 def sweep_command(grid: "Grid", *more: str) -> str | None:
-    """The command that computes this grid again; None where its settings are no product of values."""
+    """The command that computes this grid again; None where no command says it.
+
+    That is where its settings are no product of values, where a setting takes several values and one of them is what
+    leaving its flag out means, or where seeds follow each other in steps.
+    """
     fields = [field for field in dataclasses.fields(Config) if field.name != "seed"]
     values = {field.name: list(dict.fromkeys(getattr(one, field.name) for one in grid.settings)) for field in fields}
     if type(grid).product(grid.seeds, grid.history_every, **values) != grid:
         return None
     seeds = grid.seeds
-    words = ["--seeds", *([f"{seeds.start}:{seeds.stop}"] if isinstance(seeds, range) else map(str, seeds))]
+    if isinstance(seeds, range):
+        if seeds.step != 1:
+            return None
+        words = ["--seeds", f"{seeds.start}:{seeds.stop}"]
+    else:
+        words = ["--seeds", *map(str, seeds)]
     for field in fields:
-        if values[field.name] != [field.default]:
-            words += ["--" + field.name.replace("_", "-"), *map(str, values[field.name])]
+        flag = flag_of(field.name, values[field.name])
+        if flag is None:
+            return None
+        words += flag
     words += ["--history-every", str(grid.history_every)]
     return shlex.join(["python", "-m", "jaxrl_mini.sweep", *words, *more])
