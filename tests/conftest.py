@@ -18,7 +18,7 @@ import pytest
 from jaxrl_mini import replay, tiny_model, train
 from jaxrl_mini.config import Config
 from jaxrl_mini.learning import block, loop, result
-from jaxrl_mini.machine import commandline, files
+from jaxrl_mini.machine import commandline, files, jax_settings
 from jaxrl_mini.runs import recording
 
 jax.config.update("jax_debug_key_reuse", True)
@@ -107,7 +107,9 @@ def quick_to_compile():
     """
     compiled = block._compile.cache_info().misses
     jax.config.update("jax_disable_most_optimizations", True)
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax_settings, "OF_PROCESSES", {})  # commands would undo it
+        yield
     jax.config.update("jax_disable_most_optimizations", False)
     jax.clear_caches()
     assert block._compile.cache_info().misses == compiled, "a table policy's program is kept beyond this file"

@@ -295,7 +295,7 @@ def parse_number(word: str) -> int | None:
 def _as_range(seeds: Iterable[Any]) -> range | tuple[Any, ...]:
     """Consecutive seeds as a range, so that one grid has one form."""
     if isinstance(seeds, range):
-        return range(seeds.start, seeds.start + 1) if len(seeds) == 1 else seeds
+        return range(seeds.start, seeds.start + 1) if seeds and seeds[0] == seeds[-1] else seeds  # len has a limit
     if isinstance(plain(seeds), str) or not isinstance(plain(seeds), Iterable):
         raise UserError(f"seeds {seeds!r} is no list of seeds: expected range(10), say, or [7, 19, 42]")
     given = seeds if isinstance(seeds, Sized) else tuple(itertools.islice(seeds, MAX_LISTED_SEEDS + 1))
