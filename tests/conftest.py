@@ -16,7 +16,7 @@ import pytest
 
 from jaxrl_mini import replay, tiny_model, train
 from jaxrl_mini.config import Config
-from jaxrl_mini.learning import block, loop, result
+from jaxrl_mini.learning import loop, result
 from jaxrl_mini.machine import commandline, files
 from jaxrl_mini.runs import recording
 
@@ -79,6 +79,17 @@ def replay_command(command):
 
 
 @pytest.fixture(scope="session")
+def devices():
+    """The environment of a process to which the processor is so many devices."""
+
+    def environment(count: int) -> dict[str, str]:
+        flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={count}"
+        return {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+
+    return environment
+
+
+@pytest.fixture(scope="session")
 def golden() -> Path:
     """The folder of recordings that an independent implementation in eager PyTorch made."""
     return Path(__file__).parent / "golden"
@@ -90,20 +101,6 @@ def tiny_folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "tiny"
     tiny_model.make_tiny_model(folder, layers=1, width=16)
     return folder
-
-
-@pytest.fixture(scope="module")
-def quick_to_compile():
-    """Compiles a file's programs in half the time, for tests that say nothing of the last digit.
-
-    Nothing compiled so is left to other files, whose runs are compared to the bit.
-    """
-    compiled = block._compile.cache_info().misses
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-    jax.clear_caches()
-    assert block._compile.cache_info().misses == compiled, "a table policy's program is kept beyond this file"
 
 
 @pytest.fixture(scope="session")

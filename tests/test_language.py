@@ -21,8 +21,6 @@ from jaxrl_mini.policies.prompts import CANDIDATES, PromptError, token_tree, tok
 from jaxrl_mini.tasks.histories import enumerate_histories
 from jaxrl_mini.tasks.repair import ACTIONS, MAX_STEPS
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 FINISH = ACTIONS.index("finish")
 EPISODES, AT_ONCE = 4, 32
 """That are scored, and played, in one call: everywhere as many, so that a policy's programs are compiled once."""

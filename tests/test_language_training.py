@@ -23,8 +23,6 @@ from jaxrl_mini.runs import records
 from jaxrl_mini.tasks.repair import NUM_ACTIONS
 from jaxrl_mini.types import Settings
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 SIZES = Sizes("grpo", groups=2, group_size=4, epochs=1)  # those of `tiny`: a program is compiled once
 SETTINGS = Settings(*(jnp.float32(value) for value in (1e-3, 0.2, 0.02)))
 

@@ -1,7 +1,6 @@
 """A language model on a mesh of devices, in one process and in two, learns what it learns on one device."""
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -13,8 +12,6 @@ from jaxrl_mini.learning import loop
 from jaxrl_mini.machine import files
 from jaxrl_mini.machine.placement import make_mesh
 from jaxrl_mini.runs import recording, records
-
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
 FIGURES = ("loss", "mean_kl", "entropy", "gradient_norm", "train_success_rate")
 
@@ -54,12 +51,9 @@ def alone(tiny_folder):
     return loop.run(Config(**settings(tiny_folder)))
 
 
-def test_eight_devices_learn_what_one_learns(tiny_folder, alone):
-    flags = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
-    flags["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
-    shown = subprocess.run(
-        [sys.executable, "-c", ON_EIGHT, str(tiny_folder)], env=flags, check=True, capture_output=True, text=True
-    )
+def test_eight_devices_learn_what_one_learns(tiny_folder, alone, devices):
+    command = [sys.executable, "-c", ON_EIGHT, str(tiny_folder)]
+    shown = subprocess.run(command, env=devices(8), check=True, capture_output=True, text=True)
     eight = json.loads(shown.stdout.splitlines()[-1])
     for number, row in enumerate(eight["history"]):
         for name in FIGURES:
