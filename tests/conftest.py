@@ -86,6 +86,17 @@ def replay_command(command):
 
 
 @pytest.fixture(scope="session")
+def devices():
+    """The environment of a process to which the processor is so many devices."""
+
+    def environment(count: int) -> dict[str, str]:
+        flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={count}"
+        return {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+
+    return environment
+
+
+@pytest.fixture(scope="session")
 def golden() -> Path:
     """The folder of recordings that an independent implementation in eager PyTorch made."""
     return Path(__file__).parent / "golden"

@@ -145,9 +145,8 @@ for device in jax.devices():
 """
 
 
-def test_the_second_device_gives_the_same_bits(alone):
-    environment = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
-    output = run_python(TWO_DEVICES, environment)
+def test_the_second_device_gives_the_same_bits(alone, devices):
+    output = run_python(TWO_DEVICES, devices(2))
     expected = [str(alone["grpo", seed].logits_crc32) for seed in SEEDS]
     assert [line.split() for line in output.splitlines()] == [expected, expected]
 

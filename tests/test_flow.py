@@ -1,6 +1,7 @@
 """How probability flows: against playing every episode by hand, and against the exact evaluation."""
 
 from copy import copy
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -16,17 +17,18 @@ def random_logits(*batch: int) -> np.ndarray:
     return np.random.default_rng(3).normal(scale=2.0, size=(*batch, MAX_STEPS * NUM_VARIANTS, NUM_ACTIONS))
 
 
-def every_episode(probs, task=None, actions=(), weight=1.0):
-    """All episodes of the task as a person plays it, with their probabilities."""
+def every_episode(probs, task=None, actions=(), variants=(), weight=1.0):
+    """All episodes of the task as a person plays it: actions, the artifacts between them, probability, submission."""
     task = task or BinarySearchRepair()
+    variants = *variants, task.artifact.variant
     for action, name in enumerate(ACTIONS):
         after = copy(task)
         after.step(name)
         more = weight * probs[4 * task.steps + task.artifact.variant, action]
         if after.ended:
-            yield (*actions, action), more, after.submitted
+            yield (*actions, action), (*variants, after.artifact.variant), more, after.submitted
         else:
-            yield from every_episode(probs, after, (*actions, action), more)
+            yield from every_episode(probs, after, (*actions, action), variants, more)
 
 
 @pytest.fixture(scope="module")
@@ -41,16 +43,13 @@ def episodes(probs):
 
 def test_the_flow_is_what_playing_every_episode_gives(probs, episodes):
     visits, moves, submissions = (np.zeros((MAX_STEPS, NUM_VARIANTS, *more)) for more in ((), (NUM_VARIANTS,), ()))
-    for actions, weight, submitted in episodes:
-        task = BinarySearchRepair()
-        for step, action in enumerate(actions):
-            before = task.artifact.variant
+    for actions, variants, weight, submitted in episodes:
+        for step, (before, after) in enumerate(pairwise(variants)):
             visits[step, before] += weight
-            task.step(ACTIONS[action])
             if submitted and step == len(actions) - 1:
                 submissions[step, before] += weight
             else:
-                moves[step, before, task.artifact.variant] += weight
+                moves[step, before, after] += weight
     found = flow.flow(probs)
     np.testing.assert_allclose(found.visits, visits, atol=1e-12)
     np.testing.assert_allclose(found.moves, moves, atol=1e-12)
@@ -60,7 +59,7 @@ def test_the_flow_is_what_playing_every_episode_gives(probs, episodes):
 
 
 def test_the_likeliest_episode_is_the_maximum_over_all(probs, episodes):
-    actions, weight, _ = max(episodes, key=lambda episode: episode[1])
+    actions, _, weight, _ = max(episodes, key=lambda episode: episode[2])
     found = flow.likeliest(probs)
     assert found.actions == actions and found.probability == pytest.approx(weight, rel=1e-12)
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -11,15 +12,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_language import plain_log_probs, prompt_after
 
+from jaxrl_mini import load_player, play
 from jaxrl_mini.exact.expectations import expectations
 from jaxrl_mini.learning import language_training
 from jaxrl_mini.policies import language, score_candidates
-from jaxrl_mini.policies.language import LanguagePolicy, draw, load_policy
+from jaxrl_mini.policies.language import draw, load_policy
 from jaxrl_mini.policies.prompts import CANDIDATES, PromptError, token_tree, tokenize_task
 from jaxrl_mini.tasks.histories import enumerate_histories
 from jaxrl_mini.tasks.repair import ACTIONS, MAX_STEPS
 
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
 FINISH = ACTIONS.index("finish")
+EPISODES, AT_ONCE = 4, 32
+"""That are scored, and played, in one call: everywhere as many, so that a policy's programs are compiled once."""
 
 
 @pytest.fixture(scope="module", params=["tiny-gpt2-word", "tiny-gpt2-bpe"])
@@ -32,7 +38,7 @@ def word(tiny_folder):
     return load_policy(tiny_folder)
 
 
-def episodes(seed, count=4):
+def episodes(seed, count=EPISODES):
     """Random action sequences, -1 after `finish`; [step, episode]."""
     actions = np.random.default_rng(seed).integers(0, 6, (MAX_STEPS, count))
     ended = np.cumsum(actions == FINISH, axis=0) - (actions == FINISH) > 0
@@ -65,7 +71,7 @@ def live_prompts(actions):
 def test_packed_episodes_score_like_every_prompt_and_candidate_in_a_row_of_its_own(loaded):
     policy, checkpoint = loaded
     actions = episodes(0)
-    packed = jax.jit(policy.log_probs)(checkpoint.params, actions)
+    packed = language_training.log_probs(policy, checkpoint.params, actions)
     places, prompts = live_prompts(actions)
     np.testing.assert_allclose(packed[places], plain_log_probs(checkpoint, checkpoint.params, prompts), atol=1e-5)
     assert np.isfinite(packed).all()
@@ -93,7 +99,7 @@ def test_gradients_of_packed_episodes_are_the_plain_ways(golden):
 @given(data=st.data())
 def test_what_happens_later_or_elsewhere_changes_no_score(word, data):
     policy, checkpoint = word
-    score = _jitted(policy)
+    score = partial(language_training.log_probs, policy)
     actions = episodes(data.draw(st.integers(0, 10**6)))
     step = data.draw(st.integers(0, MAX_STEPS - 1))
     changed = actions.copy()
@@ -104,19 +110,14 @@ def test_what_happens_later_or_elsewhere_changes_no_score(word, data):
     np.testing.assert_allclose(a[: step + 1, 0][live], b[: step + 1, 0][live], atol=2e-6)
 
 
-_compiled: dict[LanguagePolicy, object] = {}
-
-
-def _jitted(policy):
-    return _compiled.setdefault(policy, jax.jit(policy.log_probs))
-
-
 def test_the_sampler_draws_from_what_the_learner_computes(word):
     policy, checkpoint = word
-    uniforms = jax.random.uniform(jax.random.key(3), (MAX_STEPS, 16))
-    actions, behavior = jax.jit(policy.sample)(checkpoint.params, uniforms)
+    uniforms = jax.random.uniform(jax.random.key(3), (MAX_STEPS, AT_ONCE))
+    actions, behavior = language_training.play(policy, checkpoint.params, uniforms)
     live = np.asarray(actions) >= 0
-    log_probs = jax.jit(policy.log_probs)(checkpoint.params, actions)
+    parts = np.split(np.asarray(actions), AT_ONCE // EPISODES, axis=1)
+    scored = [language_training.log_probs(policy, checkpoint.params, part) for part in parts]
+    log_probs = np.concatenate(scored, axis=1)
     ratios = np.exp(np.asarray(log_probs - behavior))[live]
     np.testing.assert_allclose(ratios, 1.0, atol=1e-5)
     np.testing.assert_array_equal(np.asarray(actions)[live], np.asarray(draw(behavior, uniforms))[live])
@@ -124,8 +125,8 @@ def test_the_sampler_draws_from_what_the_learner_computes(word):
 
 def test_an_episode_is_over_after_finish_and_not_before(word):
     policy, checkpoint = word
-    uniforms = jax.random.uniform(jax.random.key(4), (MAX_STEPS, 16))
-    actions, behavior = (np.asarray(x) for x in jax.jit(policy.sample)(checkpoint.params, uniforms))
+    uniforms = jax.random.uniform(jax.random.key(4), (MAX_STEPS, AT_ONCE))
+    actions, behavior = (np.asarray(x) for x in language_training.play(policy, checkpoint.params, uniforms))
     finished = np.cumsum(actions == FINISH, axis=0) - (actions == FINISH) > 0
     np.testing.assert_array_equal(actions == -1, finished)
     assert (behavior[finished] == 0).all()
@@ -134,10 +135,9 @@ def test_an_episode_is_over_after_finish_and_not_before(word):
 
 def test_an_episodes_draws_do_not_depend_on_its_neighbours(word):
     policy, checkpoint = word
-    uniforms = jax.random.uniform(jax.random.key(5), (MAX_STEPS, 8))
-    sample = jax.jit(policy.sample)
-    together, _ = sample(checkpoint.params, uniforms)
-    swapped, _ = sample(checkpoint.params, uniforms[:, ::-1])
+    uniforms = jax.random.uniform(jax.random.key(5), (MAX_STEPS, AT_ONCE))
+    together, _ = language_training.play(policy, checkpoint.params, uniforms)
+    swapped, _ = language_training.play(policy, checkpoint.params, uniforms[:, ::-1])
     np.testing.assert_array_equal(together, swapped[:, ::-1])
 
 
@@ -166,11 +166,10 @@ def test_exact_success_lies_in_the_interval_of_a_sampled_estimate(word):
     histories = enumerate_histories()
     log_probs = language_training.history_log_probs(policy, checkpoint.params, False)
     exact = expectations(histories, log_probs, np.array([0.0, 0.0, 0.0, 1.0]))
-    sample = jax.jit(policy.sample)
-    successes, lengths, count = 0, [], 5_000
-    for chunk in range(50):
-        uniforms = jax.random.uniform(jax.random.key(chunk), (MAX_STEPS, count // 50))
-        actions = np.asarray(sample(checkpoint.params, uniforms)[0])
+    successes, lengths, count = 0, [], 160 * AT_ONCE
+    for chunk in range(160):
+        uniforms = jax.random.uniform(jax.random.key(chunk), (MAX_STEPS, AT_ONCE))
+        actions = np.asarray(language_training.play(policy, checkpoint.params, uniforms)[0])
         low, high = np.zeros((2, actions.shape[1]), bool)
         for row in actions:
             low, high = (low | (row == 1)) & (row != 3), high | (row == 2)
@@ -257,7 +256,7 @@ def test_bfloat16_computes_close_to_float32(golden):
     policy, checkpoint = load_policy(golden / "tiny-gpt2-word")
     half, _ = load_policy(golden / "tiny-gpt2-word", jnp.bfloat16)
     actions = episodes(6)
-    full, rounded = (jax.jit(p.log_probs)(checkpoint.params, actions) for p in (policy, half))
+    full, rounded = (language_training.log_probs(p, checkpoint.params, actions) for p in (policy, half))
     assert rounded.dtype == jnp.float32
     difference = np.abs(full - rounded)[actions >= 0]
     assert 1e-5 < difference.max() < 0.2
@@ -270,3 +269,13 @@ def test_a_text_in_place_of_a_list_of_texts_is_refused(golden, no_type_checks, p
     """Its letters would be scored."""
     with pytest.raises(PromptError, match=f"{name} '.*' is one text: expected a list of texts"):
         score_candidates(golden / "tiny-gpt2-word", prompts, candidates)
+
+
+def test_a_language_model_plays_too(word, tiny_folder, capsys):
+    player, (_, checkpoint) = load_player(tiny_folder), word
+    play.play(player, iter(player.episode(7)))
+    assert capsys.readouterr().out.rstrip().endswith(("success", "failure"))
+    histories = [], [ACTIONS.index("fix_low"), ACTIONS.index("read")]
+    probabilities = [player.probabilities(actions) for actions in histories]
+    expected = plain_log_probs(checkpoint, checkpoint.params, [prompt_after(actions) for actions in histories])
+    np.testing.assert_allclose(np.log(probabilities), expected, atol=1e-4)

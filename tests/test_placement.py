@@ -1,7 +1,6 @@
 """A language model on a mesh of devices, in one process and in two, learns what it learns on one device."""
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -52,11 +51,9 @@ def alone(tiny_folder):
     return loop.run(Config(**settings(tiny_folder)))
 
 
-def test_eight_devices_learn_what_one_learns(tiny_folder, alone):
-    flags = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
-    shown = subprocess.run(
-        [sys.executable, "-c", ON_EIGHT, str(tiny_folder)], env=flags, check=True, capture_output=True, text=True
-    )
+def test_eight_devices_learn_what_one_learns(tiny_folder, alone, devices):
+    command = [sys.executable, "-c", ON_EIGHT, str(tiny_folder)]
+    shown = subprocess.run(command, env=devices(8), check=True, capture_output=True, text=True)
     eight = json.loads(shown.stdout.splitlines()[-1])
     for number, row in enumerate(eight["history"]):
         for name in FIGURES:
@@ -134,11 +131,10 @@ def test_a_clusters_variables_count_with_a_mesh_alone(train_command, tiny_folder
     assert train_command("--iterations", 1, "--eval-episodes", 1).code == 0
 
 
-def test_a_language_models_recording_replays(tiny_folder, tmp_path):
+def test_a_language_models_recording_replays(alone, tmp_path):
     """Bit for bit, and not if an episode or a reward is changed."""
-    config = Config(**settings(tiny_folder, iterations=3, reward="verifier"))
     with files.Output(tmp_path / "run.npz") as output:
-        recording.write(loop.run(config), output)
+        recording.write(alone, output)
     recorded = recording.read(tmp_path / "run.npz")
     errors = recording.replay_errors(recorded)
     assert errors.pop("behavior_log_probs") < 1e-5

@@ -7,13 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from plain_language import plain_log_probs, prompt_after
 from safetensors.numpy import load_file, save_file
 
 import jaxrl_mini
 from jaxrl_mini import play
 from jaxrl_mini.config import Config, UserError
-from jaxrl_mini.policies.pretrained import load_checkpoint
 from jaxrl_mini.policies.saved import load_table, save_table
 from jaxrl_mini.tasks.repair import ACTIONS
 
@@ -118,15 +116,6 @@ def test_a_person_chooses_by_name_or_number_and_is_asked_again(folder, command, 
     monkeypatch.setattr("sys.stdin", io.StringIO("fix_low\n"))
     outcome = command(play, folder, "--human")
     assert outcome.code == 2 and len(outcome.err) == 1 and "input ended" in outcome.err[0]
-
-
-def test_a_language_model_plays_too(tiny_folder, capsys):
-    player, checkpoint = jaxrl_mini.load_player(tiny_folder), load_checkpoint(tiny_folder)
-    play.play(player, iter(player.episode(7)))
-    assert capsys.readouterr().out.rstrip().endswith(("success", "failure"))
-    for actions in ([], [FIX_LOW, READ]):
-        expected = plain_log_probs(checkpoint, checkpoint.params, [prompt_after(actions)])[0]
-        np.testing.assert_allclose(np.log(player.probabilities(actions)), expected, atol=1e-4)
 
 
 # What is refused

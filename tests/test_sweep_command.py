@@ -1,7 +1,6 @@
 """The sweep command: what it says, refuses, continues and survives."""
 
 import json
-import os
 import pickle
 import re
 import signal
@@ -133,11 +132,10 @@ def test_shards_in_any_order_make_the_sweep(sweep_command):
     assert parts("out") == parts("whole") and len(parts("out")) == 10
 
 
-def test_one_core_and_two_devices_give_the_same_files(sweep_command, tmp_path):
+def test_one_core_and_two_devices_give_the_same_files(sweep_command, devices, tmp_path):
     arguments = ["--seeds", "0", "7", "12345", *[str(seed) for seed in range(100, 200)], *SMALL]
     sweep_command(*arguments, "--output", "here")
-    environment = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
-    other = start(*arguments, "--output", "there", env=os.environ | environment)
+    other = start(*arguments, "--output", "there", env=devices(2))
     _, errors = other.communicate()
     assert other.returncode == 0, errors
     assert parts("here") == parts("there")
