@@ -21,7 +21,7 @@ train-lm: $(VENV)/train.stamp
 test: $(VENV)/test.stamp lint
 	$(BIN)/python -m pytest -n auto --dist loadfile -m "not full"
 
-# These and all that takes long or needs more: Ray, PyTorch, trackers, a browser. A test that is skipped fails.
+# These and all that takes long or needs more: Ray, PyTorch, Gymnasium, trackers, a browser. A test that is skipped fails.
 test-all: $(VENV)/test-all.stamp lint
 	@which chromium chromium-browser google-chrome | grep -q . || { echo "No Chromium: apt-get install chromium"; exit 1; }
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-skips

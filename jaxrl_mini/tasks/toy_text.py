@@ -19,7 +19,7 @@ class ToyText(Task):
         except ModuleNotFoundError as error:
             raise UserError("task gymnasium needs the package gymnasium: install the extra [gymnasium]") from error
         try:
-            made = gymnasium.make(id, **{name: _value(text) for name, text in options.items()})
+            made: Any = gymnasium.make(id, **{name: _value(text) for name, text in options.items()})
         except (gymnasium.error.Error, TypeError) as error:
             raise UserError(f"task gymnasium:{id} is not there ({error}): expected such as FrozenLake-v1") from error
         table: Any = getattr(made.unwrapped, "P", None)
