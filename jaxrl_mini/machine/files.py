@@ -1,7 +1,6 @@
 """Files: read whatever they may be, and written whole or not at all."""
 
 import errno
-import fcntl
 import itertools
 import os
 import stat
@@ -17,6 +16,8 @@ from jaxrl_mini.config import UserError
 
 MAX_BYTES = 2**31
 """Nothing that is read whole is larger."""
+UNSUPPORTED = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
+"""What disks answer that cannot do what was asked, such as network disks and locks."""
 
 
 def read(path: str | Path, limit: int = MAX_BYTES) -> bytes:
@@ -39,16 +40,52 @@ def read(path: str | Path, limit: int = MAX_BYTES) -> bytes:
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)
 
 
 def flush(path: Path) -> None:
-    """Has the disk keep a file, or the names in a folder."""
-    descriptor = os.open(path, os.O_RDONLY)
+    """Has the disk keep a file, or the names in a folder, as far as it does that for folders."""
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if error.errno not in {*UNSUPPORTED, errno.EBADF, errno.EACCES} or not path.is_dir():
+            raise
+
+
+def open_to_lock(path: Path) -> IO[bytes]:
+    """A file, created if it is not there, but not through a link."""
+    return open(path, "ab", opener=_without_links)
+
+
+def _without_links(path: str, flags: int) -> int:
+    return _without_waiting(path, flags | getattr(os, "O_NOFOLLOW", 0))
+
+
+def lock(file: IO[bytes] | int) -> bool:
+    """Keeps others from locking an open file or folder until it is closed, or this process ends in whatever way.
+
+    Returns:
+      Whether they are kept from it: some systems and network disks have no locks.
+
+    Raises:
+      BlockingIOError: another process holds it.
+      OSError: the system refused for another reason.
+    """
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except ImportError:  # Windows
+        return False
+    except OSError as error:
+        if error.errno not in {*UNSUPPORTED, errno.ENOLCK}:
+            raise
+        return False
+    return True
 
 
 Odd = Callable[[Path, bool], str | None]
@@ -269,7 +306,7 @@ def _locked(folder: Path) -> int | None:
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(descriptor)
         except BlockingIOError:
             time.sleep(0.005)
         except OSError:
