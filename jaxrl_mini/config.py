@@ -211,9 +211,17 @@ class Config:
 
 
 def differences(there: Mapping[str, Any], here: Mapping[str, Any], except_for: Collection[str] = ()) -> str:
-    """What of `here` is otherwise there, by name, with both values."""
-    names = [name for name in here if there.get(name) != here[name] and name not in except_for]
-    return ", ".join(f"{name} {there.get(name)!r} there, {here[name]!r} here" for name in names)
+    """What differs, by name, with both values; of mappings in them, their entries."""
+    found = []
+    for name in dict.fromkeys([*here, *there]):
+        one, other = there.get(name), here.get(name)
+        if one == other or name in except_for:
+            continue
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            found.append(differences(one, other))
+        else:
+            found.append(f"{name} {one!r} there, {other!r} here")
+    return ", ".join(found)
 
 
 def expected(field: "dataclasses.Field[Any]") -> str:

@@ -17,9 +17,10 @@ examples:
 
 First the record is checked against itself: its form, rates and intervals against counts, the history against the
 settings. If that holds, and unless --static is said, its settings run again and every figure but the times is
-compared: bit for bit on the same platform and versions, elsewhere counts exactly and the rest within 5e-4 (times the
-figure where it is above 1). Should rounding there make a policy draw another action, the two runs part, and that is
-reported too; a large learning rate or many epochs make rounding grow.
+compared: bit for bit where versions, processor, NumPy's dispatch and flags are the same; elsewhere, and where the
+record does not state them, counts exactly and the rest within 5e-4 (times the figure where it is above 1). Should
+rounding there make a policy draw another action, the two runs part, and that is reported too; a large learning rate or
+many epochs make rounding grow.
 
 Prints a JSON line per figure that differs, 20 of a record at most, then one per record. Exits with code 1 where a
 record does not hold, 2 where a file is no record or its language model is not there.

@@ -97,7 +97,8 @@ def _compute(grid: "Grid", output: Path, shard: tuple[int, int], flags: object) 
                 runs, parts = runs + more, parts + 1
                 bar.update(more)
 
-            run_sweep(grid, output, shard=shard, engine=engine, address=address, on_part=report, on_damage=_warn)
+            options = {"engine": engine, "address": address, "say": commandline.note}
+            run_sweep(grid, output, shard=shard, on_part=report, on_damage=_warn, **options)
     except KeyboardInterrupt as interruption:
         commandline.note(
             f"interrupted: {commandline.counted(runs, 'run')} kept in {output}; the same command goes on from there"

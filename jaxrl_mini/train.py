@@ -85,7 +85,7 @@ def main(arguments: list[str]) -> None:
         "--checkpoint",
         type=commandline.output,
         metavar="DIR",
-        help="keep the run there on the way, and on Ctrl-C or SIGTERM",
+        help="keep the run there on the way, and on Ctrl-C, SIGTERM, SIGHUP or SIGUSR1",
     )
     parser.add_argument(
         "--checkpoint-every",

@@ -11,7 +11,7 @@ import pytest
 import safetensors
 import safetensors.numpy
 
-from jaxrl_mini.learning import checkpoint
+from jaxrl_mini.machine import arrays
 
 CHANGES = ("open", "write", "fsync", "link", "rename", "replace", "mkdir", "close", "unlink", "rmdir", "chmod")
 """Functions of `os` through which Python changes files; some reading goes through `open` as well."""
@@ -29,7 +29,7 @@ class Failing:
             patch.setattr(os, name, self._wrapped(getattr(os, name)))
         patch.setattr(io, "open", self._opened(io.open))
         patch.setattr(safetensors.numpy, "save_file", self._saved(safetensors.numpy.save_file))
-        patch.setattr(checkpoint, "_orbax", self._orbax(checkpoint._orbax))
+        patch.setattr(arrays, "_orbax", self._orbax(arrays._orbax))
 
     def is_due(self) -> bool:
         """Counts a call, and says whether it is the one to fail."""

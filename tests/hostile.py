@@ -35,8 +35,8 @@ from damage import (
     tensor_damage,
 )
 
-from jaxrl_mini.config import Config, UserError, differences
-from jaxrl_mini.learning import checkpoint
+from jaxrl_mini.config import Config, UserError
+from jaxrl_mini.learning import checkpoint, identity
 from jaxrl_mini.learning.checkpoint import Checkpoints, Snapshot
 from jaxrl_mini.learning.evaluation import Evaluation
 from jaxrl_mini.policies import pretrained, saved
@@ -117,7 +117,7 @@ def _in_checkpoint(pattern: str) -> Callable[[Path], Path]:
 
 def _read_checkpoint(path: Path) -> None:
     root = next(folder for folder in path.parents if folder.name.startswith(checkpoint.NAME))
-    assert checkpoint.read(root) == checkpoint._run(Config(iterations=2))
+    assert checkpoint.read(root) == identity.of(Config(iterations=2))
 
 
 def _read_signed(path: Path) -> None:
@@ -126,8 +126,8 @@ def _read_signed(path: Path) -> None:
     digests = {path.parent / name: digest for digest, _, name in (line.partition("  ") for line in lines)}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checkpoint, "_sha256", digests.__getitem__)
-        odd = differences(checkpoint.read(path.parent), checkpoint._run(Config(iterations=2)))
-    if odd:
+        there, here = checkpoint.read(path.parent), identity.of(Config(iterations=2))
+    if odd := identity.differences(there, here):
         raise UserError(f"checkpoint holds another run ({odd})")
 
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from jaxrl_mini.learning import loop
-from jaxrl_mini.learning.checkpoint import Checkpoints, Interrupted
+from jaxrl_mini.learning.checkpoint import Checkpoints
+from jaxrl_mini.machine.signals import Interrupted
 from jaxrl_mini.runs import records
 
 

@@ -148,7 +148,9 @@ def test_parts_of_another_version_or_device_are_refused_by_name(folder, tmp_path
     one = Dataset.create(tmp_path / "other", GRID, here)
     one.refuse_other_runtime({**here, "python": "3.12.9"})
     Dataset.open(one.path).refuse_other_runtime(here)
-    with pytest.raises(UserError, match=r"\(jax 0\.10\.1 there, 0\.10\.2 here; device_kind cpu there, H200 here\)"):
+    with pytest.raises(
+        UserError, match=r"\(jax '0\.10\.1' there, '0\.10\.2' here, device_kind 'cpu' there, 'H200' here\)"
+    ):
         one.refuse_other_runtime({**here, "jax": "0.10.2", "device_kind": "H200"})
 
 

@@ -294,7 +294,8 @@ def elsewhere(record, **runtime):
 
 OTHER = {
     "jax": "0.10.1", "processor": "another", "platform": "Linux-6.1-aarch64-with-glibc2.36", "device_kind": "H200",
-    "vector_instructions": "sse sse2", "numpy_dispatch": "",
+    "vector_instructions": "sse sse2", "numpy_dispatch": "", "environment": {"GLIBC_TUNABLES": "x"},
+    "device_version": "cuda 13", "mesh": {"data": 2, "model": 1},
 }  # fmt: skip
 
 
@@ -303,17 +304,18 @@ def test_on_another_platform_or_version_figures_have_a_tolerance_and_counts_none
     there = elsewhere(record, **{name: OTHER[name]})
     outcome, lines = check(put(there, ("history", 1, "loss"), lambda loss: loss + 4e-4))
     assert outcome.code == 0 and lines[-1]["tolerance"] == 5e-4
-    assert lines[-1]["elsewhere"] == {name: [OTHER[name], runtime.runtime()[name]]} or name == "platform"
+    assert lines[-1]["elsewhere"] == {name: [OTHER[name], runtime.runtime().get(name)]} or name == "platform"
     assert check(put(there, ("history", 1, "loss"), lambda loss: loss + 6e-4))[0].code == 1
     outcome, lines = check(put(there, ("history", 1, "mixed_groups"), lambda groups: groups + 1))
     assert outcome.code == 1
 
 
 def test_a_record_that_does_not_say_what_decided_its_bits_has_a_tolerance(check, record):
-    for name in ("vector_instructions", "numpy_dispatch"):
+    added = {"vector_instructions", "numpy_dispatch", "environment", "threads", "device_version", "mesh"}
+    for name in added:
         del record["runtime"][name]
     outcome, lines = check(put(record, ("history", 1, "loss"), last_digit))
-    assert outcome.code == 0 and set(lines[-1]["elsewhere"]) == {"vector_instructions", "numpy_dispatch"}
+    assert outcome.code == 0 and set(lines[-1]["elsewhere"]) == added - {"threads", "mesh"}
 
 
 def test_numpy_says_what_it_was_told_to_leave():
@@ -334,10 +336,10 @@ def test_what_has_no_influence_leaves_the_comparison_bit_for_bit(check, record, 
 
 
 def test_another_kernel_is_the_same_platform_and_threads_matter_to_a_language_model():
-    here = runtime.runtime() | {"platform": "Linux-6.18.44-fc-v782-x86_64-with-glibc2.36", "cores": 2}
-    there = {"runtime": here | {"platform": "Linux-5.4.0-1-x86_64-with-glibc2.36", "cores": 4}}
+    here = runtime.runtime() | {"platform": "Linux-6.18.44-fc-v782-x86_64-with-glibc2.36", "threads": 2}
+    there = {"runtime": here | {"platform": "Linux-5.4.0-1-x86_64-with-glibc2.36", "threads": 4}}
     assert audit.elsewhere(there, here, Config()) == {}
-    assert audit.elsewhere(there, here, Config(backend="hf", model="m")) == {"cores": [4, 2]}
+    assert audit.elsewhere(there, here, Config(backend="hf", model="m")) == {"threads": [4, 2]}
     there["runtime"]["platform"] = "Linux-5.4.0-1-x86_64-with-glibc2.40"
     assert set(audit.elsewhere(there, here, Config())) == {"platform"}
 

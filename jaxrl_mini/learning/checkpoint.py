@@ -6,16 +6,15 @@ every other file: `sha256sum -c SHA256SUMS` checks it. Nothing is given to a par
 
 import contextlib
 import dataclasses
-import fcntl
 import hashlib
-import importlib.metadata
 import json
 import os
 import shutil
 import signal
 import threading
+import uuid
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -24,30 +23,21 @@ import jax
 import numpy as np
 
 from jaxrl_mini.config import Config, UserError, differences
+from jaxrl_mini.learning import identity
 from jaxrl_mini.learning.evaluation import Evaluation
-from jaxrl_mini.machine import files
+from jaxrl_mini.machine import arrays, files, signals
 from jaxrl_mini.machine.files import flush
-from jaxrl_mini.machine.hardware import default_device
+from jaxrl_mini.machine.signals import Interrupted
 from jaxrl_mini.types import ByContent
 
 KEPT = 3
 """Checkpoints of a folder; older ones are deleted."""
 EVERY = 20
 """Iterations between checkpoints, by default."""
-NUMERICAL = ("jaxrl_mini", "jax", "jaxlib", "flax", "optax", "numpy")
-"""Packages that a run's numbers depend on."""
 NAME, PART, LOCK = "iteration-", ".part-iteration-", ".checkpoints.lock"
 SUMS, RUN, ARRAYS = "SHA256SUMS", "run.json", "arrays"
 MAX_BYTES = 2**20
 """Of `SHA256SUMS` and `run.json`."""
-
-
-class Interrupted(KeyboardInterrupt):
-    """A signal asked the process to end; the message says how to go on."""
-
-    def __init__(self, number: int, message: str):
-        super().__init__(message)
-        self.number = number
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -81,8 +71,9 @@ class Snapshot(ByContent):
 class Checkpoints:
     """The checkpoints of one run in a folder, which no other process may use meanwhile.
 
-    A context manager, within which SIGINT and SIGTERM stop the run after its current iteration, with a checkpoint; the
-    second time, at once.
+    A context manager, which `run` enters where the caller has not. Within it, each of `signals.not_ignored()`
+    stops the run after its current iteration, with a checkpoint; the second one, at once. Nothing is deleted but
+    older checkpoints of the same run.
 
     Args:
       folder: their place; it is created.
@@ -94,7 +85,8 @@ class Checkpoints:
 
     Raises:
       UserError: on entering: the folder cannot be used, another process uses it, it holds checkpoints and `resume` is
-        false, none of them can be read, or they are of a run with other settings or more iterations.
+        false, none of them can be read, or they are of a run with other settings, another model, on another machine,
+        or with more iterations.
     """
 
     def __init__(
@@ -113,11 +105,15 @@ class Checkpoints:
         self._mesh = mesh
         self.newest: int | None = None
         """Iterations done in the newest checkpoint."""
+        self._identity: identity.Identity = {}
         self._beginning = np.empty(0)
         self._asked: int | None = None
         self._deferring = False
+        self._exit: contextlib.ExitStack | None = None
 
     def __enter__(self) -> "Checkpoints":
+        self.newest, self._asked, self._deferring = None, None, False
+        self._identity = identity.of(self.config, self._mesh)
         with contextlib.ExitStack() as stack:
             try:
                 for folder in (*reversed(self.folder.parents), self.folder):
@@ -125,8 +121,9 @@ class Checkpoints:
                         folder.mkdir(exist_ok=True)
                         stack.callback(_try, folder.rmdir)  # goes again if nothing was kept
                 path = self.folder / LOCK
-                lock = stack.enter_context(open(path, "ab", opener=_no_link))
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock = stack.enter_context(files.open_to_lock(path))
+                if not files.lock(lock):
+                    self._say(f"checkpoint folder {self.folder} is on a disk without locks: let nobody else use it")
                 if not os.path.samestat(os.fstat(lock.fileno()), path.stat()):  # its holder deleted it meanwhile
                     raise BlockingIOError
                 stack.callback(lambda: None if self.newest else _try(path.unlink))
@@ -142,13 +139,28 @@ class Checkpoints:
                     f"checkpoint folder {self.folder} cannot be used ({error.strerror}): name another folder"
                 ) from error
             if threading.current_thread() is threading.main_thread():
-                for number in (signal.SIGINT, signal.SIGTERM):
+                for number in signals.not_ignored():
                     stack.callback(signal.signal, number, signal.signal(number, self.stop))
             self._exit = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._exit.close()
+        if self._exit is not None:
+            self._exit.close()
+        self._exit = None
+
+    @contextlib.contextmanager
+    def of_run(self, config: Config, mesh: jax.sharding.Mesh | None) -> Iterator["Checkpoints"]:
+        """These, entered, if they are of a run of `config` on `mesh`.
+
+        Raises:
+          UserError: they are of another, or as on entering.
+        """
+        theirs, ours = ((self.config, self._mesh), (config, mesh))
+        if odd := differences(*({**one.to_dict(), "mesh": on and dict(on.shape)} for one, on in (theirs, ours))):
+            raise UserError(f"checkpoints in {self.folder} are for another run ({odd}): make them for this one")
+        with contextlib.nullcontext() if self._exit else self:
+            yield self
 
     def _find(self) -> None:
         """Looks for the newest checkpoint that can be read, and refuses it if the run cannot go on from there."""
@@ -163,12 +175,15 @@ class Checkpoints:
             except UserError as error:
                 damaged.append(f"{there[number].name} ({error})")
                 continue
-            if odd := differences(run, _run(self.config, self._mesh), except_for=("iterations",)):
+            if odd := identity.differences(run, self._identity):
                 raise UserError(f"checkpoint folder {self.folder} holds another run ({odd}): name another folder")
             if number > self.config.iterations:
                 asked = f"--iterations {self.config.iterations} is too few"
                 raise UserError(f"{asked}: the run in {self.folder} is at iteration {number}")
             self.newest = number
+            if unknown := identity.unknown(run, self._identity):
+                said = f"checkpoint {there[number]} does not say with which {', '.join(unknown)} it was made"
+                self._say(f"{said}: if with others, the last bits of numbers are others from here on")
             break
         odd = f"damaged: {', '.join(damaged)} in {self.folder}"
         if there and self.newest is None:
@@ -185,14 +200,17 @@ class Checkpoints:
           state: the run's initial one.
 
         Raises:
-          UserError: the run in the folder began with another initial state, or its arrays are not this program's.
+          UserError: the run in the folder began with another initial state, or its arrays are not this program's, or
+            the folder was not entered.
         """
+        if self._exit is None:
+            raise UserError(f"checkpoint folder {self.folder} is not locked: use it in a with statement")
         self._beginning = _digest(state)
         if self.newest is None:
             return None
         place = self._there()[self.newest]
         try:
-            tree = _orbax().restore(place.absolute() / ARRAYS)
+            tree = arrays.read(place / ARRAYS)
             history = {name.partition(" ")[2]: column for name, column in sorted(tree["history"].items())}
             before = Evaluation(**tree["before"])
             if {len(column) for column in (*history.values(), *tree["left"].values())} != {self.newest}:
@@ -246,21 +264,28 @@ class Checkpoints:
         try:
             aside.mkdir()
             self._write(snapshot, aside)
-            _remove(place)  # one that could not be read
+            with contextlib.suppress(FileNotFoundError):  # one that could not be read
+                place.rename(place.with_name(f"damaged-{place.name}-{uuid.uuid4().hex[:8]}"))
             aside.rename(place)
             flush(self.folder)
-        except Exception as error:  # orbax raises many kinds
-            reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
+        except OSError as error:
             raise UserError(
-                f"checkpoint {place} could not be written ({reason}): earlier ones are as before"
+                f"checkpoint {place} could not be written ({error.strerror}): earlier ones are as before"
             ) from error
         finally:
             shutil.rmtree(aside, ignore_errors=True)
         self.newest = snapshot.iteration
         there = self._there()
-        keep = sorted(number for number in there if number <= snapshot.iteration)[-KEPT:]
-        for number in set(there) - set(keep):
-            _try(_remove, there[number])
+        for number in sorted(number for number in there if number <= snapshot.iteration)[:-KEPT]:
+            if self._is_own(there[number]):
+                _try(_remove, there[number])
+
+    def _is_own(self, place: Path) -> bool:
+        """Whether a checkpoint is of this run, as far as `run.json` says; arrays may be damaged."""
+        try:
+            return not identity.differences(read(place, whole=False), self._identity)
+        except UserError:
+            return False
 
     def _write(self, snapshot: Snapshot, folder: Path) -> None:
         """Fills a new folder."""
@@ -274,8 +299,8 @@ class Checkpoints:
             "seconds": list(snapshot.seconds),
             "beginning": self._beginning,
         }
-        _orbax().save(folder.absolute() / ARRAYS, tree)
-        (folder / RUN).write_text(json.dumps(_run(self.config, self._mesh), indent=1) + "\n")
+        arrays.write(folder / ARRAYS, tree)
+        (folder / RUN).write_text(json.dumps(self._identity, indent=1) + "\n")
         sums = [f"{_sha256(path)}  {path.relative_to(folder)}\n" for path in _files(folder)]
         (folder / SUMS).write_text("".join(sums))
         for path in (*folder.rglob("*"), folder):
@@ -287,8 +312,12 @@ class Checkpoints:
         return {int(number): path for number, path in paths.items() if number.isascii() and number.isdigit()}
 
 
-def read(place: Path) -> dict[str, Any]:
-    """What a checkpoint's run depends on beside its state (see `_run`), if every file is as it was written.
+def read(place: Path, *, whole: bool = True) -> identity.Identity:
+    """What a checkpoint's run depends on beside its state (see `identity`), if every file is as it was written.
+
+    Args:
+      place: its folder.
+      whole: look at every file; else at the one that says this.
 
     Raises:
       UserError: it is not.
@@ -300,9 +329,9 @@ def read(place: Path) -> dict[str, Any]:
         if odd := {RUN, *there} ^ {*written} or {RUN} - {*there}:
             raise UserError(f"{min(odd)} is missing or unexpected")
         for name, path in there.items():
-            if _sha256(path) != written[name]:
+            if (whole or name == RUN) and _sha256(path) != written[name]:
                 raise UserError(f"{name} is not as it was written")
-        return dict(json.loads(files.read(there[RUN], MAX_BYTES)))
+        return identity.read(json.loads(files.read(there[RUN], MAX_BYTES)))
     except OSError as error:
         raise UserError(f"{error.strerror}") from error
     except (ValueError, TypeError, RecursionError) as error:
@@ -315,14 +344,6 @@ def _remove(place: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         place.rename(gone)
         shutil.rmtree(gone, ignore_errors=True)
-
-
-def _run(config: Config, mesh: jax.sharding.Mesh | None = None) -> dict[str, Any]:
-    """All that a run's numbers depend on but its initial state: settings, versions, devices."""
-    device = default_device()
-    versions = {name: importlib.metadata.version(name) for name in NUMERICAL}
-    devices = {"platform": device.platform, "device_kind": device.device_kind, "mesh": mesh and dict(mesh.shape)}
-    return {**config.to_dict(), **versions, **devices}
 
 
 def _files(folder: Path) -> list[Path]:
@@ -343,10 +364,6 @@ def _try(do: Callable[..., object], *arguments: object) -> None:
         do(*arguments)
 
 
-def _no_link(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
-
-
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -362,9 +379,3 @@ def _digest(state: Any) -> np.ndarray:
     for leaf in jax.tree.leaves(state):
         digest.update(np.asarray(leaf).tobytes())
     return np.frombuffer(digest.digest(), np.uint8)
-
-
-def _orbax() -> Any:
-    import orbax.checkpoint as ocp  # takes a second: a run without checkpoints has no use for it
-
-    return ocp.Checkpointer(ocp.StandardCheckpointHandler())

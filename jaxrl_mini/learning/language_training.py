@@ -323,7 +323,9 @@ def run(
     left = joined(lefts)
     trained = one.checkpoint()
     rewards = None if config.reward == "verifier" else left["rewards"]
-    return Result(config, before, after, joined(rows), None, left["packed"], timing, trained, left["behavior"], rewards)
+    shape = None if mesh is None else dict(mesh.shape)
+    left_behind = left["packed"], timing, trained, left["behavior"], rewards, shape
+    return Result(config, before, after, joined(rows), None, *left_behind)
 
 
 def of_taken(behavior: AnyArray, episodes: Episodes) -> Float[np.ndarray, "group episode step"]:

@@ -1,5 +1,6 @@
 """A run from its first iteration to its result: `run` trains one policy of either kind."""
 
+import contextlib
 import importlib
 import time
 from collections.abc import Callable
@@ -34,13 +35,21 @@ def run(
     Args:
       config: the settings.
       on_chunk: called with the history of each 20 iterations as soon as they are done.
-      checkpoints: where to keep the run on the way, and what to go on from.
+      checkpoints: where to keep the run on the way, and what to go on from; entered here, if the caller has not.
       mesh: the devices of a language model (see `placement`); None is jax's default device.
-    """
-    if config.backend == "hf":
-        from jaxrl_mini.learning import language_training  # imports flax, for which a table policy should not wait
 
-        return language_training.run(config, on_chunk=on_chunk, checkpoints=checkpoints, mesh=mesh)
+    Raises:
+      UserError: the checkpoints are of another run, or as on entering them.
+    """
+    with checkpoints.of_run(config, mesh) if checkpoints else contextlib.nullcontext():
+        if config.backend == "hf":
+            from jaxrl_mini.learning import language_training  # imports flax, for which a table should not wait
+
+            return language_training.run(config, on_chunk=on_chunk, checkpoints=checkpoints, mesh=mesh)
+        return _run_table(config, on_chunk, checkpoints)
+
+
+def _run_table(config: Config, on_chunk: Callable[[History], None] | None, checkpoints: Checkpoints | None) -> Result:
     compiled, block = compilation.seconds(), Block.of_config(config)
     past = checkpoints.restore(block.state) if checkpoints else None
     before = past.before if past else block.evaluate(config.eval_episodes)[0]

@@ -35,6 +35,8 @@ class Result(ByContent):
     """float32 [iteration, group, episode, step]: a language model's log-probabilities of the actions when sampled."""
     rewards: np.ndarray | None = None
     """float32 [iteration, group, episode], where they are not the verifier's verdicts on the sampled episodes."""
+    mesh: dict[str, int] | None = None
+    """Devices by axis, where a language model had several."""
 
     @property
     def logits_crc32(self) -> int:

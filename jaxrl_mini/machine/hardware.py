@@ -2,6 +2,7 @@
 
 import os
 import platform
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,8 +43,8 @@ def default_device() -> "jax.Device":
     return devices()[0] if chosen is None or isinstance(chosen, str) else chosen
 
 
-VECTORS = ("sse", "avx", "fma", "f16c", "amx", "asimd", "sve", "neon")
-"""What the names of vector instructions begin with."""
+VECTORS = ("sse", "avx", "fma", "f16c", "amx", "asimd", "bf16", "sve", "neon")
+"""What the names of vector instructions begin with, of x86 and of ARM."""
 
 
 def use_one_thread_per_call() -> None:
@@ -53,8 +54,12 @@ def use_one_thread_per_call() -> None:
     core in flight, both cost more than they bring. The numbers are the same either way.
     """
     import jax
+    from jax._src import xla_bridge
 
     jax.config.update("jax_cpu_enable_async_dispatch", False)
+    if xla_bridge.backends_are_initialized():
+        return
+    _pool.append(1)
     before = os.environ.get("NPROC")
     os.environ["NPROC"] = "1"  # what XLA's CPU client takes as the size of its pool
     try:
@@ -71,9 +76,20 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+_pool: list[int] = []
+"""Threads of XLA's pool, where they were chosen here."""
+
+
+def threads() -> int:
+    """Threads over which XLA splits the loops of a call on the CPU."""
+    asked = os.environ.get("NPROC", "")
+    return _pool[0] if _pool else int(asked) if asked.isdecimal() and int(asked) else cores()
+
+
 def processor() -> str:
-    """What this machine computes with: its instructions decide how sums of floats are rounded."""
-    return _first_processor("model name") or platform.processor() or platform.machine()
+    """What this machine computes with."""
+    arm = " ".join(filter(None, map(_first_processor, ("CPU implementer", "CPU part"))))
+    return _first_processor("model name") or arm or _apple() or platform.processor() or platform.machine()
 
 
 def instructions() -> str:
@@ -82,20 +98,33 @@ def instructions() -> str:
 
 
 def vector_instructions() -> str:
-    """Those of them that compute with floats, in order: compilers choose among them, and bits follow."""
+    """Those of them that compute with floats, in order: by them sums are split and products fused, and bits follow."""
     return " ".join(sorted(name for name in instructions().split() if name.startswith(VECTORS)))
 
 
 def numpy_dispatch() -> str:
     """The instruction sets that NumPy found here and was not told to leave: its functions differ by them."""
-    from numpy._core._multiarray_umath import __cpu_dispatch__, __cpu_features__
+    import numpy as np
 
-    return " ".join(name for name in __cpu_dispatch__ if __cpu_features__[name])
+    return " ".join(np.show_config(mode="dicts")["SIMD Extensions"].get("found", ()))
 
 
 def _first_processor(field: str) -> str:
+    return next((line.partition(":")[2].strip() for line in _about() if line.partition("\t")[0] == field), "")
+
+
+@lru_cache(maxsize=1)
+def _about() -> list[str]:
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
     except OSError:
+        return []
+
+
+def _apple() -> str:
+    if platform.system() != "Darwin":
         return ""
-    return next((line.partition(":")[2].strip() for line in lines if line.partition("\t")[0] == field), "")
+    import subprocess
+
+    command = ["sysctl", "-n", "machdep.cpu.brand_string"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()

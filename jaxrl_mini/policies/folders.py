@@ -1,6 +1,7 @@
 """Folders of a kept policy, which appear whole or not at all."""
 
 import errno
+import hashlib
 import json
 import os
 import shutil
@@ -43,6 +44,24 @@ Origin = Mapping[str, bytes]
 def made_by(settings: Mapping[str, object]) -> Origin:
     """The origin of a checkpoint."""
     return {MADE_BY: (json.dumps(settings, indent=1) + "\n").encode()}
+
+
+def digests(folder: str | os.PathLike[str]) -> dict[str, str]:
+    """Of each file of a language model on which a run depends, the first 16 digits of its SHA-256, by path.
+
+    Raises:
+      UserError: one of them cannot be read.
+    """
+    folder, found = Path(folder), dict[str, str]()
+    weights = {path for ending in ("", ".index.json") for path in folder.glob(f"*.safetensors{ending}")}
+    try:
+        for path in sorted({*weights, *(folder / name for name in COMPANIONS)}):
+            if path.is_file():
+                with path.open("rb") as file:
+                    found[str(path)] = hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    except OSError as error:
+        raise UserError(f"model {str(folder)!r} cannot be read: {error}") from error
+    return found
 
 
 class Destination:

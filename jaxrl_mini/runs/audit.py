@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from typing import Any, NamedTuple
@@ -11,6 +10,7 @@ import jsonschema
 
 from jaxrl_mini.config import Config, UserError
 from jaxrl_mini.episodes.intervals import mean_interval, success_interval
+from jaxrl_mini.machine.runtime import deciding
 from jaxrl_mini.tasks.repair import MAX_STEPS, NUM_ACTIONS
 
 TOLERANCE = 5e-4
@@ -22,8 +22,6 @@ ROUNDING = 1e-9
 FLOAT32_ROUNDING = 1e-6
 LIMITS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 """Breaking one of these rules of the schema makes a figure wrong; breaking another, the file no record."""
-IMMATERIAL = ("python", "device_count", "git_commit", "git_dirty")
-"""What of a record's `runtime` has no influence on its figures."""
 CHECKSUM = "logits_crc32"
 TIMES = ("train_and_final_eval_seconds", "compile_seconds", "run_seconds")
 
@@ -222,12 +220,9 @@ def _leaves(place: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def elsewhere(record: Mapping[str, Any], here: Mapping[str, Any], config: Config) -> dict[str, list[Any]]:
-    """In what two runtimes differ that has an influence on figures, there and here; nothing: they agree to the bit."""
+    """In what two runtimes differ that decides figures, there and here; nothing: the figures agree to the bit.
 
-    def influences(runtime: Mapping[str, Any]) -> dict[str, Any]:
-        immaterial = IMMATERIAL if config.backend == "hf" else (*IMMATERIAL, "cores")  # threads share sums
-        kept = {name: value for name, value in runtime.items() if name not in immaterial}
-        return kept | {"platform": re.sub(r"^(Linux-).*-(?=[^-]+-with-)", r"\1", runtime["platform"])}  # any kernel
-
-    there, ours = influences(record["runtime"]), influences(here)
-    return {name: [there.get(name), ours[name]] for name in ours if there.get(name) != ours[name]}
+    What the record does not state, as one of an earlier version, may differ.
+    """
+    there, ours = (deciding(one, threads=config.backend == "hf") for one in (record["runtime"], here))
+    return {name: [there.get(name), ours.get(name)] for name in {**ours, **there} if there.get(name) != ours.get(name)}

@@ -35,7 +35,7 @@ def build(result: Result, began: Mapping[str, Any] | None = None) -> dict[str, A
             "schema_version": SCHEMA_VERSION,
             "scope": SCOPE,
             "config": result.config.to_dict(),
-            "runtime": dict(began or runtime()),
+            "runtime": {**(began or runtime()), "mesh": result.mesh},
             "before": summary(result.before),
             "after": summary(result.after),
             "logits_crc32": result.logits_crc32,

@@ -24,13 +24,11 @@ import pyarrow.parquet as pq
 
 from jaxrl_mini.config import UserError
 from jaxrl_mini.machine import files
+from jaxrl_mini.machine.runtime import deciding, differences, unknown
 from jaxrl_mini.sweeps import tables
 from jaxrl_mini.sweeps.grid import Grid
 from jaxrl_mini.sweeps.tables import HISTORY, LABELS, RUNS, SCHEMA_VERSION
 from jaxrl_mini.types import Columns
-
-NUMERICAL = ("jaxrl_mini", "jax", "jaxlib", "optax", "numpy", "device_platform", "device_kind")
-"""What of a runtime decides the last bits of numbers."""
 
 
 class Damaged(Exception):
@@ -43,7 +41,7 @@ class Dataset:
     Attributes:
       path: the folder.
       grid: what it holds, or will.
-      runtime: where it was started (see `machine.runtime`).
+      runtime: where it was started (see `machine.runtime`), and digests of the files of its `models`, if there are.
       version: of the schema that its files have (see `tables`); what is read has the newest.
     """
 
@@ -78,9 +76,8 @@ class Dataset:
         except OSError as error:
             raise UserError(f"output {path} cannot be written ({error.strerror}): choose another place") from error
         dataset = cls.open(path)
-        differences = dataset.grid.differences(grid)
-        if differences:
-            raise UserError(f"output {path} holds another sweep ({'; '.join(differences)}): name another folder")
+        if odd := dataset.grid.differences(grid):
+            raise UserError(f"output {path} holds another sweep ({'; '.join(odd)}): name another folder")
         return dataset
 
     @classmethod
@@ -107,18 +104,20 @@ class Dataset:
             raise UserError(f"{path} is no readable sweep folder: {about} is damaged ({error!r})") from error
         return cls(Path(path), grid, runtime, version)
 
-    def refuse_other_runtime(self, runtime: dict[str, Any]) -> None:
+    def refuse_other_runtime(self, runtime: dict[str, Any]) -> list[str]:
         """Refuses to add parts where numbers come out otherwise in their last bits.
 
+        Returns:
+          What would have to agree, too, but was not written when the sweep was started.
+
         Raises:
-          UserError: the sweep was started with another version, or on another kind of device; names both.
+          UserError: the sweep was started with other versions, another model, or on another machine; names both.
         """
-        pairs = [
-            (name, self.runtime[name], runtime[name]) for name in NUMERICAL if name in {*self.runtime} & {*runtime}
-        ]
-        others = [f"{name} {there} there, {here} here" for name, there, here in pairs if there != here]
-        if others:
-            raise UserError(f"output {self.path} was started elsewhere ({'; '.join(others)}): name another folder")
+        threads = any(config.backend == "hf" for config in self.grid.settings)
+        there, here = (deciding(one, threads=threads) for one in (self.runtime, runtime))
+        if odd := differences(there, here):
+            raise UserError(f"output {self.path} was started elsewhere ({odd}): name another folder")
+        return unknown(there, here)
 
     @property
     def tables(self) -> tuple[str, ...]:

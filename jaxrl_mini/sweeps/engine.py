@@ -10,9 +10,11 @@ import queue
 import socket
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -46,6 +48,7 @@ def run_sweep(
     address: str | None = None,
     on_part: Callable[[int], None] = lambda runs: None,
     on_damage: Callable[[str], None] = lambda message: None,
+    say: Callable[[str], object] = warnings.warn,
 ) -> Dataset:
     """Computes what is missing of a sweep and returns its folder, opened.
 
@@ -59,6 +62,7 @@ def run_sweep(
       address: of the Ray cluster; None is the one Ray finds.
       on_part: called with a number of runs, first those that are there already, then those of each part committed.
       on_damage: called with a line for each part that was there and could not be read back.
+      say: takes a line for the user.
 
     Raises:
       UserError: the folder holds something else or cannot be written, or there is no such engine or cluster.
@@ -66,7 +70,7 @@ def run_sweep(
     if engine not in ENGINES:
         raise UserError(f"--engine {engine!r} is unknown: expected one of {', '.join(ENGINES)}")
     numbers = shard_parts(grid, shard)
-    here = runtime()
+    here = here_for(grid, engine)
     dataset = Dataset.create(output, grid, here)
     present = dataset.present() & set(numbers)
     damaged = dataset.set_damaged_aside(present)
@@ -76,7 +80,9 @@ def run_sweep(
     on_part(sum(grid.part_runs(number) for number in present))
     missing = [number for number in numbers if number not in present]
     if missing:
-        dataset.refuse_other_runtime(here)
+        if unknown := dataset.refuse_other_runtime(here):
+            said = f"output {output} does not say with which {', '.join(unknown)} it was started"
+            say(f"{said}: if with others, parts from here on differ in the last bits of their numbers")
         for number in (
             compute_locally(dataset, missing) if engine == "local" else compute_on_ray(dataset, missing, address)
         ):
@@ -94,6 +100,17 @@ def shard_parts(grid: Grid, shard: tuple[int, int]) -> range:
     if not 1 <= i <= n:
         raise UserError(f"--shard {i}/{n} is out of range: expected i/n with i from 1 to n")
     return range(i - 1, grid.parts, n)
+
+
+def here_for(grid: Grid, engine: str = "local") -> dict[str, Any]:
+    """Where parts of a grid would be computed: `machine.runtime`, and digests of the files of its language models."""
+    here = runtime() | ({"threads": 1} if engine == "ray" else {})  # as `_opened` has it, whatever started the sweep
+    folders = sorted({config.model for config in grid.settings if config.model is not None})
+    if not folders:
+        return here
+    from jaxrl_mini.policies.folders import digests  # imports safetensors, for which a table should not wait
+
+    return here | {"models": {path: digest for folder in folders for path, digest in digests(folder).items()}}
 
 
 @jax_settings.own()
@@ -124,10 +141,13 @@ def compute_locally(dataset: Dataset, numbers: Sequence[int]) -> Iterator[int]:
     for number in numbers:
         todo.put(number)
 
+    precision = jax_settings.current("jax_default_matmul_precision")  # which the caller's thread may have to itself
+
     def work(device: jax.Device | None) -> None:
         try:
-            while not stop.is_set():
-                done.put(compute_part(dataset, todo.get_nowait(), device, stop.is_set))
+            with jax.default_matmul_precision(precision):
+                while not stop.is_set():
+                    done.put(compute_part(dataset, todo.get_nowait(), device, stop.is_set))
         except (queue.Empty, table_part.Stopped):
             pass
         except BaseException as error:
@@ -207,7 +227,7 @@ def _opened(folder: str) -> Dataset:
     use_one_thread_per_call()
     use_compilation_cache()
     dataset = Dataset.open(folder)
-    dataset.refuse_other_runtime(runtime())
+    dataset.refuse_other_runtime(here_for(dataset.grid))
     return dataset
 
 
