@@ -5,11 +5,10 @@ import json
 import signal
 import sys
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from jaxrl_mini.config import HISTORY_EVERY, Config, UserError
-from jaxrl_mini.machine import commandline, effort
+from jaxrl_mini.machine import commandline, effort, signals
 from jaxrl_mini.machine.hardware import cores
 
 if TYPE_CHECKING:
@@ -79,7 +78,8 @@ def main(arguments: list[str]) -> None:
 
 def _compute(grid: "Grid", output: Path, shard: tuple[int, int], flags: object) -> None:
     device, engine, address = (getattr(flags, name) for name in ("device", "engine", "address"))
-    signal.signal(signal.SIGTERM, _terminate)
+    for number in signals.not_ignored():
+        signal.signal(number, signals.interrupt)
     runs, parts = 0, 0
     try:
         commandline.use_device(device, one_thread_per_call=True)
@@ -104,7 +104,7 @@ def _compute(grid: "Grid", output: Path, shard: tuple[int, int], flags: object) 
             f"interrupted: {commandline.counted(runs, 'run')} kept in {output}; the same command goes on from there"
         )
         # At once, even while another thread compiles; what is committed is on the disk already.
-        commandline.end(143 if isinstance(interruption, _Terminated) else 130)
+        commandline.end(128 + getattr(interruption, "number", signal.SIGINT))
     commandline.say(json.dumps({"runs": runs, "parts": parts - 1, "output": str(output)}))
 
 
@@ -149,14 +149,6 @@ def _parse_shard(text: str) -> tuple[int, int]:
     if not slash or share is None or shares is None or not 1 <= share <= shares:
         raise UserError(f"--shard {text} is out of range: expected i/n with i from 1 to n")
     return share, shares
-
-
-class _Terminated(KeyboardInterrupt):
-    """SIGTERM asked the process to end."""
-
-
-def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    raise _Terminated
 
 
 def _warn(message: str) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from jaxrl_mini import sweep, train
+from jaxrl_mini.machine import signals
 from jaxrl_mini.sweeps import table_part
 from jaxrl_mini.sweeps.dataset import Dataset
 from jaxrl_mini.sweeps.grid import Grid
@@ -202,8 +203,8 @@ def test_a_sweep_killed_at_twenty_random_moments_loses_nothing(tmp_path):
     assert parts(path) == whole
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupted_sweep_ends_soon_keeps_its_parts_and_says_how_to_go_on(uninterrupted, tmp_path, number, code):
+@pytest.mark.parametrize("number", signals.NUMBERS)
+def test_an_interrupted_sweep_ends_soon_keeps_its_parts_and_says_how_to_go_on(uninterrupted, tmp_path, number):
     path = tmp_path / "out"
     process = start(*LONG, "--output", str(path))
     while not parts(path):
@@ -211,7 +212,7 @@ def test_an_interrupted_sweep_ends_soon_keeps_its_parts_and_says_how_to_go_on(un
     process.send_signal(number)
     sent = time.monotonic()
     _, errors = process.communicate()
-    assert time.monotonic() - sent < 2.5 and process.returncode == code
+    assert time.monotonic() - sent < 2.5 and process.returncode == 128 + number
     assert errors.splitlines()[-1].startswith("interrupted: ") and "the same command goes on" in errors
     assert 0 < len(parts(path)) < len(uninterrupted)
     process = start(*LONG, "--output", str(path))
