@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxrl_mini.config import Config, UserError
 from jaxrl_mini.machine import commandline, effort
+from jaxrl_mini.objective.own import load_advantage, needed
 
 if TYPE_CHECKING:
     from jaxrl_mini.runs.audit import Finding
@@ -34,8 +35,10 @@ def main(arguments: list[str]) -> int:
         "files", nargs="+", type=commandline.path, metavar="RECORD.json", help="a record, as train writes it"
     )
     parser.add_argument("--static", action="store_true", help="check the records against themselves, run nothing")
+    commandline.add_advantage_flag(parser, "record")
     commandline.add_device_flag(parser)
     flags = parser.parse_args(arguments)
+    own = [load_advantage(one) for one in flags.advantage]
     commandline.use_device(flags.device)
     from jaxrl_mini.runs import audit, records
 
@@ -45,6 +48,8 @@ def main(arguments: list[str]) -> int:
         config, findings = audit.check_form(path, record)
         if not flags.static and config.model is not None and not Path(config.model).is_dir():
             raise UserError(f"record {path} needs the model {config.model!r}, which is no folder here: use --static")
+        if not flags.static:
+            needed(f"record {path}", config.advantage, own, ", or use --static")
         loaded.append((path, record, config, findings))
     if not flags.static:
         commandline.say_how_long(sum(effort.alone(config) for *_, config, _ in loaded))

@@ -15,6 +15,7 @@ from jaxrl_mini.learning.metrics import History, history_of, joined
 from jaxrl_mini.learning.result import Result
 from jaxrl_mini.learning.training import CHUNK
 from jaxrl_mini.machine import compilation, jax_settings
+from jaxrl_mini.objective.advantage import formula
 from jaxrl_mini.types import Columns
 
 AHEAD = 5 * CHUNK
@@ -36,7 +37,11 @@ def run(
       on_chunk: called with the history of each 20 iterations as soon as they are done.
       checkpoints: where to keep the run on the way, and what to go on from.
       mesh: the devices of a language model (see `placement`); None is jax's default device.
+
+    Raises:
+      UserError: the advantage is a user's own and is not here, or the model cannot be read.
     """
+    formula(config.advantage)
     if config.backend == "hf":
         from jaxrl_mini.learning import language_training  # imports flax, for which a table policy should not wait
 

@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any, NoReturn
 
-from jaxrl_mini.config import Config, UserError, UserErrors, expected, flag_of
+from jaxrl_mini.config import OWN_FORM, Config, UserError, UserErrors, expected, flag_of
 from jaxrl_mini.machine import effort
 
 MAX_LINE = 1000
@@ -108,7 +108,7 @@ def add_config_flags(parser: argparse.ArgumentParser, several: bool = False) -> 
         union = typing.get_args(field.type) or (field.type,)
         kind = next(kind for kind in union if kind is not type(None))
         shown = "" if field.default is None else f" [{field.default}]"
-        flag = "--" + field.name.replace("_", "-")
+        flag, own = "--" + field.name.replace("_", "-"), field.metadata.get("own")
         if kind is bool:
             chosen, default = ([True], [False]) if several else (True, False)
             group.add_argument(flag, action="store_const", const=chosen, default=default, help=field.metadata["help"])
@@ -118,10 +118,17 @@ def add_config_flags(parser: argparse.ArgumentParser, several: bool = False) -> 
             type=str if kind is str else number(kind, expected(field)),
             nargs="+" if several else None,
             default=[field.default] if several else field.default,
-            choices=field.metadata.get("choices"),
+            choices=None if own else field.metadata.get("choices"),
             metavar=field.metadata.get("metavar", None if "choices" in field.metadata else kind.__name__.upper()),
-            help=field.metadata["help"] + shown,
+            help=field.metadata["help"] + (f": {expected(field)}" if own else "") + shown,
         )
+
+
+def add_advantage_flag(parser: argparse.ArgumentParser, what: str) -> None:
+    """The flag with a user's own advantages for those that read what was written with them; may be given again."""
+    parser.add_argument(
+        "--advantage", action="append", default=[], help=f"a {what}'s own advantage: {OWN_FORM}, as it was then"
+    )
 
 
 def add_device_flag(parser: argparse.ArgumentParser) -> None:
