@@ -183,7 +183,7 @@ class Config:
                 f"--group-size {self.group_size} is too large for --exact-gradient: expected at most {MAX_EXACT_GROUP}"
             )
         if self.advantage in OWN_ADVANTAGES:
-            OWN_ADVANTAGES[self.advantage].check(self.groups, self.group_size)
+            OWN_ADVANTAGES[self.advantage].check(self.groups, self.group_size, self.exact_gradient)
 
     @property
     def effective_lr(self) -> float:

@@ -5,7 +5,7 @@ import math
 
 from jaxrl_mini.config import UserError
 from jaxrl_mini.machine import commandline, effort
-from jaxrl_mini.objective.own import load_advantage, needed
+from jaxrl_mini.objective.own import check_given, load_advantage
 
 EXAMPLES = """\
 examples:
@@ -49,8 +49,8 @@ def main(arguments: list[str]) -> int:
     from jaxrl_mini.runs import recording
 
     loaded = [recording.read(path) for path in flags.files]
-    for path, one in zip(flags.files, loaded, strict=True):
-        needed(f"recording {path}", one.config.advantage, own)
+    having = [(f"recording {path}", one.config.advantage) for path, one in zip(flags.files, loaded, strict=True)]
+    check_given(own, having)
     commandline.say_how_long(sum(effort.alone(one.config) for one in loaded))
     all_ok = True
     for path, one in zip(flags.files, loaded, strict=True):

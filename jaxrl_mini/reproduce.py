@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxrl_mini.config import Config, UserError
 from jaxrl_mini.machine import commandline, effort
-from jaxrl_mini.objective.own import load_advantage, needed
+from jaxrl_mini.objective.own import check_given, load_advantage
 
 if TYPE_CHECKING:
     from jaxrl_mini.runs.audit import Finding
@@ -38,6 +38,8 @@ def main(arguments: list[str]) -> int:
     commandline.add_advantage_flag(parser, "record")
     commandline.add_device_flag(parser)
     flags = parser.parse_args(arguments)
+    if flags.static and flags.advantage:
+        raise UserError(f"--advantage {flags.advantage[0]} has no use with --static: leave it out")
     own = [load_advantage(one) for one in flags.advantage]
     commandline.use_device(flags.device)
     from jaxrl_mini.runs import audit, records
@@ -48,10 +50,9 @@ def main(arguments: list[str]) -> int:
         config, findings = audit.check_form(path, record)
         if not flags.static and config.model is not None and not Path(config.model).is_dir():
             raise UserError(f"record {path} needs the model {config.model!r}, which is no folder here: use --static")
-        if not flags.static:
-            needed(f"record {path}", config.advantage, own, ", or use --static")
         loaded.append((path, record, config, findings))
     if not flags.static:
+        check_given(own, [(f"record {path}", config.advantage) for path, _, config, _ in loaded], ", or use --static")
         commandline.say_how_long(sum(effort.alone(config) for *_, config, _ in loaded))
     all_ok = True
     for path, record, config, findings in loaded:

@@ -1,5 +1,6 @@
 """An advantage of a user's own: in every command, in what they write, and what is refused."""
 
+import importlib
 import json
 import os
 import shutil
@@ -7,12 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
 import jaxrl_mini
 from jaxrl_mini import estimators, play, replay, report, reproduce, sweep, train
-from jaxrl_mini.config import OWN_ADVANTAGES, Config, UserError
+from jaxrl_mini.config import ADVANTAGES, OWN_ADVANTAGES, Config, UserError, Variant
+from jaxrl_mini.exact import expected
 from jaxrl_mini.learning import loop
 from jaxrl_mini.objective import own
 from jaxrl_mini.sweeps import engine
@@ -70,6 +73,17 @@ def test_a_run_with_a_formula_of_ones_own_is_the_run_with_the_same_formula_that_
             runs.append(json.loads(Path("o.json").read_text())["history"])
         for one, other in zip(*runs, strict=True):
             assert one == pytest.approx(other, abs=exact, rel=exact)
+        credits = [
+            expected.expected_credit(
+                jax.numpy.full((24, 6), 1 / 6),
+                np.eye(4, dtype=bool),
+                group_size=8,
+                method="grpo",
+                variant=Variant(name),
+            )
+            for name in (own.load_advantage(f"own.py:{mine}"), theirs)
+        ]
+        np.testing.assert_allclose(*(one.plus for one in credits), rtol=exact)
     rows = {}
     found = command(estimators, "--advantage", "own.py:batch", "batch-std", "own.py:mean", "group-mean", "--at", 0,
                     "--groups", 2, "--group-size", 3, "--aggregation", "fixed-length", "--output", "e.csv")  # fmt: skip
@@ -153,7 +167,23 @@ def test_its_digest_must_fit(command, written):
     refused(command(reproduce, *given, "o.json"), f"needs {NAME}, and own.py:double@sha256:", "is another")
     resumed = command(train, *given, *SMALL, "--checkpoint", "on", "--resume", "--output", "p.json")
     refused(resumed, f"'{NAME}' there, 'own.py:double@sha256:")
+    swept = command(sweep, "--advantage", "group-std", "own.py:double", "--seeds", 2, *SMALL, "--output", "swept")
+    assert swept.code == 2 and f"advantage group-std {NAME} there, group-std own.py:double@sha256:" in swept.err[-1]
     assert not Path("p.json").exists()
+
+
+def test_a_file_that_nothing_needs_is_refused_and_so_is_one_of_them_twice(command, written):
+    given = ("--advantage", "own.py:double")
+    Path("others.py").write_text(DOUBLE)
+    assert command(train, *SMALL, "--output", "p.json").code == 0
+    refused(command(reproduce, "p.json", *given), f"{NAME} has no use with record p.json, of group-std: leave it out")
+    refused(
+        command(reproduce, "o.json", *given, "--advantage", "others.py:double"), "others.py:double@sha256:", "no use"
+    )
+    refused(command(reproduce, "--static", "o.json", *given), "own.py:double has no use with --static")
+    refused(command(replay, "o.npz", *given, "--advantage", "rloo"), "rloo has no use with recording o.npz")
+    twice = ("--advantage", "own.py:double", f"../{written.name}/own.py:double", "--seeds", 1)
+    refused(command(sweep, *twice), f"--advantage {NAME} is listed twice")
 
 
 def test_a_program_registers_a_function_of_its_own_file_or_of_another(tmp_path):
@@ -190,6 +220,48 @@ def test_a_function_without_a_file_and_a_name_of_its_own_is_not_registered(funct
         jaxrl_mini.register_advantage(function)
 
 
+def test_no_program_is_kept_that_depends_on_what_the_file_imports(tmp_path):
+    """What it imports is not in the name; the next process computes with it as it is then."""
+    (tmp_path / "own.py").write_text("from factor import K\ndef f(reward, successes, size):\n    return K * reward\n")
+    losses = []
+    for factor in (2.0, 3.0):
+        (tmp_path / "factor.py").write_text(f"K = {factor}\n")
+        words = (
+            sys.executable,
+            "-B",
+            "-m",
+            "jaxrl_mini.train",
+            "--advantage",
+            "own.py:f",
+            *SMALL,
+            "--output",
+            "o.json",
+        )
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        record = json.loads((tmp_path / "o.json").read_text())
+        losses.append(record["history"][0]["loss"])
+    assert losses[1] == pytest.approx(1.5 * losses[0], rel=0.01)
+
+
+def test_a_function_that_its_file_no_longer_has_is_not_registered(tmp_path, monkeypatch):
+    """The digest would be that of another function: the file was changed, or is that of a decorator."""
+    wrapper = (
+        "import functools\ndef wrapped(f):\n    @functools.wraps(f)\n    def g(*a, **k):\n        return f(*a, **k)\n"
+    )
+    (tmp_path / "decorators_.py").write_text(wrapper + "    return g\n")
+    (tmp_path / "changed_.py").write_text(f"import decorators_\n{DOUBLE}wrapped = decorators_.wrapped(double)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    changed = importlib.import_module("changed_")
+    assert jaxrl_mini.register_advantage(changed.double).startswith("changed_.py:double@sha256:")
+    with pytest.raises(UserError, match=r"double is not as .*decorators_.py has it"):
+        jaxrl_mini.register_advantage(changed.wrapped)
+    for text in (DOUBLE.replace("2.0", "3.0"), "x = ("):
+        (tmp_path / "changed_.py").write_text(text)
+        with pytest.raises(UserError, match=r"double is not as .*changed_.py has it: import it again"):
+            jaxrl_mini.register_advantage(changed.double)
+
+
 def test_a_worker_on_another_machine_gets_the_function_and_not_its_file(written):
     """What a Ray task is given is all that a process needs that has loaded nothing."""
     own.load_advantage(f"{written}/own.py:double")
@@ -211,6 +283,9 @@ BAD = {
     "an unknown name": ("return nothing", "raises NameError (name 'nothing' is not defined) in line 2 of own.py"),
     "nan": ("return (reward - successes / size) / successes", "gives nan for reward 0 with 0 successes among 8"),
     "inf": ("return size / (size - successes)", "gives inf for reward 0 with 8 successes among 8"),
+    "past float32 on the way": ("return successes * 1e30 * successes * 1e30 * 1e-60", "gives nan for reward 0 with 1",
+                                "among 8 in float32"),
+    "ragged": ("return [[1.0], [1.0, 2.0]]", "gives list for 9 groups"),
     "past float32": ("return 1e39 * successes", "gives 1e+39 for reward 0 with 1 successes among 8"),
     "another shape": ("return successes[None]", "gives float64 [1, 9] for 9 groups"),
     "one of many": ("return successes[:1]", "gives float64 [1] for 9 groups"),
@@ -231,7 +306,8 @@ def test_a_bad_function_is_one_line_before_anything_is_computed_or_written(comma
     body, *words = BAD[name]
     (tmp_path / "own.py").write_text(f"def f(reward, successes, size):\n    {body}\n")
     monkeypatch.setattr(loop, "run", None)
-    refused(command(train, "--advantage", "own.py:f"), "error: --advantage own.py:f ", *words)
+    for module, more in ((train, ()), (sweep, ("--seeds", 1)), (estimators, ())):
+        refused(command(module, "--advantage", "own.py:f", *more), "error: --advantage own.py:f ", *words)
     assert [path.name for path in tmp_path.iterdir()] == ["own.py"]
 
 
@@ -253,6 +329,7 @@ def test_a_bad_function_is_one_line_before_anything_is_computed_or_written(comma
         ("own.py:f", "def f(k, n, r): pass", ["own.py:f takes (k, n, r): expected"]),
         ("own.py:f", "def f(reward, successes, size, epsilon): pass", ["takes (reward, successes, size, epsilon)"]),
         ("own.py:f", "f = min", ["own.py:f"]),
+        ("own.py:f", "async def f(reward, successes, size): pass", ["own.py:f is async"]),
     ],
 )
 def test_a_file_that_holds_no_advantage_is_one_line(command, tmp_path, text, source, words):
@@ -276,6 +353,13 @@ def test_the_size_of_the_group_and_the_batch_decide_what_is_finite(command, tmp_
     assert Config(advantage=name, groups=1).advantage == name
     with pytest.raises(UserError, match="with 2 successes among 8, 14 among the 32 of the batch"):
         Config(advantage=name)
+    (tmp_path / "own.py").write_text(
+        "def f(reward, successes, size, batch_successes):\n    return batch_successes**4\n"
+    )
+    name = own.load_advantage(str(tmp_path / "own.py:f"))
+    assert Config(advantage=name).advantage == name
+    with pytest.raises(UserError, match=r"e.44 for reward 0 with 1 successes among 8, 137438953472 among the 1099"):
+        Config(advantage=name, exact_gradient=True)  # of expectations, as of infinitely many groups
 
 
 def test_help_names_the_form_everywhere(command):
@@ -288,3 +372,24 @@ def test_numbers_and_arrays_of_any_kind_are_taken(double):
     formula = OWN_ADVANTAGES[name]
     assert formula(reward=1.0, successes=2.0, size=8) == 1.5
     assert formula(reward=0.0, successes=np.float32(2), size=8).dtype == np.float32
+    for name, built_in in ADVANTAGES.items():
+        batch = {"batch_successes": 5, "batch_size": 32} if name == "batch-std" else {}
+        found = [float(built_in(1.0, kind(3), 8, **batch)) for kind in (int, float, np.float64, np.float32, np.asarray)]
+        assert np.isfinite(found).all() and found == pytest.approx([found[0]] * 5, rel=1e-6), name
+
+
+def test_settings_of_jax_in_a_users_process_or_environment_change_nothing(tmp_path):
+    (tmp_path / "own.py").write_text(
+        "def f(reward, successes, size, batch_successes, batch_size):\n"
+        "    return (2 * reward - 1) * (successes > 0) * batch_successes / batch_size\n"
+    )
+    with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
+        name = own.load_advantage(f"{tmp_path}/own.py:f")
+        losses = loop.run(Config(advantage=name, iterations=1, eval_episodes=1)).history["loss"]
+    assert np.isfinite(losses).all()
+    done = subprocess.run(
+        [sys.executable, "-m", "jaxrl_mini.train", "--advantage", "own.py:f"],
+        cwd=tmp_path, env={**os.environ, "JAX_ENABLE_X64": "banana"}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
+    assert "environment variable of jax is out of range: invalid truth value 'banana'" in done.stderr

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from jaxrl_mini.config import OWN_FORM, Config, UserError, UserErrors, expected, flag_of
-from jaxrl_mini.machine import effort
+from jaxrl_mini.machine import effort, hardware
 
 MAX_LINE = 1000
 MODULES = "python -m jaxrl_mini."
@@ -193,7 +193,7 @@ def use_processes(arguments: argparse.Namespace) -> None:
         raise UserError(
             f"--process-id {values['process_id']} is out of range: expected 0 to {values['num_processes'] - 1}"
         )
-    _import_jax()
+    hardware.import_jax()
     import jax
 
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM, and the run go on
@@ -244,10 +244,10 @@ def use_device(name: str | None, one_thread_per_call: bool = False) -> None:
       UserError: there is no such device, and the message names those there are; or an environment variable asks jax
         for what it cannot do.
     """
-    _import_jax()
+    hardware.import_jax()
     import jax
 
-    from jaxrl_mini.machine import hardware, jax_settings
+    from jaxrl_mini.machine import jax_settings
     from jaxrl_mini.machine.compilation import use_compilation_cache
 
     jax_settings.use_own()
@@ -266,13 +266,6 @@ def use_device(name: str | None, one_thread_per_call: bool = False) -> None:
             raise UserError(f"--device {name} is not there: this machine offers {offered}") from error
     if trouble := use_compilation_cache():
         note(trouble)
-
-
-def _import_jax() -> None:
-    try:
-        import jax  # noqa: F401
-    except ValueError as error:  # it reads its variables when it is imported
-        raise UserError(f"an environment variable of jax is out of range: {error}") from error
 
 
 def say(line: str) -> None:

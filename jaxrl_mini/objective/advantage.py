@@ -11,8 +11,8 @@ Rewards are 0 or 1, so an advantage is a function of counts:
 A function that also names `batch_successes` or `batch_size` is given these of the whole batch; in the expected loss,
 as of infinitely many groups, of one of 2^40 episodes. Each formula is written once and works on JAX arrays in float32
 and on NumPy arrays in float64 alike: training, the expected loss and the moments of gradients all ask it. It is asked
-for every count from 0 to the size, whichever the reward, so it has to be finite there, too. Those of this file are
-exactly 0 where all rewards of a group are equal, but for `reinforce`.
+for every count from 0 to the size, whichever the reward, so it has to be finite there, too. Those of this file take
+plain numbers as well, and are exactly 0 where all rewards of a group are equal, but for `reinforce`.
 
 One of a user's own is added by `objective.own`.
 """
@@ -37,6 +37,15 @@ def built_in(function: Formula) -> Formula:
     return function
 
 
+def _namespace(counts: Numbers) -> Any:
+    """jax.numpy for JAX arrays, numpy for NumPy's and for plain numbers."""
+    if isinstance(counts, int | float):
+        import numpy as np
+
+        return np
+    return counts.__array_namespace__()
+
+
 @built_in
 def group_std(reward: Numbers, successes: Numbers, size: Numbers) -> Numbers:
     """(reward - group mean) / group standard deviation, the population's.
@@ -44,7 +53,7 @@ def group_std(reward: Numbers, successes: Numbers, size: Numbers) -> Numbers:
     For rewards of 0 and 1 that is -sqrt(k / (n - k)) and sqrt((n - k) / k), with k successes among n episodes. Source:
     group-relative advantage of GRPO, Shao et al. 2024 (arXiv 2402.03300), section 4.1.2.
     """
-    xp = successes.__array_namespace__()
+    xp = _namespace(successes)
     failures = size - successes
     mixed = (successes > 0) & (failures > 0)
     odds = xp.where(mixed, successes, 1.0) / xp.where(mixed, failures, 1.0)
@@ -76,7 +85,7 @@ def batch_std(
     The deviation is the population's, about the mean of the batch, as in `group_std`; TRL (`scale_rewards="batch"`)
     takes the sample's. Source: Liu et al. 2025 (arXiv 2508.08221).
     """
-    xp = batch_successes.__array_namespace__()
+    xp = _namespace(batch_successes)
     rate = batch_successes / batch_size
     deviation = xp.sqrt(rate * (1.0 - rate))
     scale = xp.where(deviation > 0, 1.0 / xp.where(deviation > 0, deviation, 1.0), 0.0)
@@ -101,7 +110,7 @@ def maxrl(reward: Numbers, successes: Numbers, size: Numbers) -> Numbers:
     successes alone, since a group without success has no advantage at all. Source: Tajwar et al. 2026
     (arXiv 2602.02710).
     """
-    xp = successes.__array_namespace__()
+    xp = _namespace(successes)
     some = successes > 0
     success = xp.where(some, (size - successes) / xp.where(some, successes, 1.0), 0.0)
     return xp.where(reward > 0, success, xp.where(some & (successes < size), -1.0, 0.0))
@@ -109,7 +118,7 @@ def maxrl(reward: Numbers, successes: Numbers, size: Numbers) -> Numbers:
 
 def _margin(reward: Numbers, successes: Numbers, size: Numbers) -> Numbers:
     """The group's size times (reward - group mean), without rounding."""
-    return successes.__array_namespace__().where(reward > 0, size - successes, -successes)
+    return _namespace(successes).where(reward > 0, size - successes, -successes)
 
 
 @built_in
@@ -122,7 +131,7 @@ def retention(
     reward: Numbers, successes: Numbers, size: Numbers, batch_successes: Numbers, batch_size: Numbers
 ) -> Numbers:
     """Rejection sampling as an advantage: 0 for a failure, episodes / retained episodes for a success."""
-    xp = batch_successes.__array_namespace__()
+    xp = _namespace(batch_successes)
     some = batch_successes > 0
     return xp.where((reward > 0) & some, batch_size / xp.where(some, batch_successes, 1.0), 0.0)
 
@@ -172,4 +181,4 @@ def credited(
 ) -> Numbers:
     """The same as an array in the type of `successes`, which broadcasts against it."""
     value = ask(function, reward, successes, size, batch)
-    return successes.__array_namespace__().asarray(value, dtype=successes.dtype)
+    return _namespace(successes).asarray(value, dtype=successes.dtype)

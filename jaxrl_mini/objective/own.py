@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from jaxrl_mini.config import ADVANTAGES, OWN_ADVANTAGES, OWN_FORM, OWN_NAME, UserError
-from jaxrl_mini.machine import files
-from jaxrl_mini.objective.advantage import BATCH, Formula, ask, asks_for_batch
+from jaxrl_mini.machine import files, hardware
+from jaxrl_mini.objective.advantage import BATCH, INFINITE, Formula, Numbers, ask, asks_for_batch
 
 DIGITS = 16
 MAX_BYTES = 2**20
@@ -39,13 +39,14 @@ class Own:
         with np.errstate(all="ignore"):
             return self.__wrapped__(**counts)
 
-    def check(self, groups: int, group_size: int) -> None:
-        """Tries it at every count of a group, within batches of so many.
+    def check(self, groups: int, group_size: int, of_expectations: bool) -> None:
+        """Tries it at every count of a group, within batches of so many; if asked, within an infinite one, too.
 
         Raises:
-          UserError: it raises, does not give the same numbers twice, or gives something else than finite numbers.
+          UserError: it raises, does not give the same numbers twice, or gives something else than finite numbers; or
+            an environment variable asks jax for what it cannot do.
         """
-        _check(self, groups, group_size)
+        _check(self, groups, group_size, of_expectations)
 
 
 def load_advantage(text: str) -> str:
@@ -86,34 +87,44 @@ def register_advantage(function: Formula) -> str:
     """Registers a function that stands in a file, at its top level; returns the name under which `Config` knows it.
 
     Raises:
-      UserError: it stands elsewhere, or its parameters are others than those of an advantage.
+      UserError: it stands elsewhere, the file is no longer the one that was imported, or its parameters are others than
+        those of an advantage.
     """
     shown = getattr(function, "__qualname__", repr(function))
     file = inspect.getsourcefile(function) if inspect.isfunction(function) else None
     try:
-        source = files.read(file or "")
+        source = files.read(file or "", MAX_BYTES)
     except OSError:
         source = b""
     if not source or not shown.isidentifier():
         raise UserError(f"the advantage {shown} has no digest: define it with def, at the top level of a file")
+    try:
+        there = compile(source, str(file), "exec", dont_inherit=True).co_consts
+    except (SyntaxError, ValueError):
+        there = ()
+    if function.__code__ not in there:  # the file was changed, or it is that of a decorator
+        raise UserError(f"the advantage {shown} is not as {file} has it: import it again, without a decorator")
     return _register(function, _name(str(file), shown, source), str(file))
 
 
-def needed(what: str, advantage: str, given: Sequence[str] = (), instead: str = "") -> None:
-    """Refuses what has an advantage that is not here.
+def check_given(given: Sequence[str], having: Sequence[tuple[str, str]], instead: str = "") -> None:
+    """Compares the advantages whose files a user named with those that files to be checked have.
 
     Args:
-      what: it, in words.
-      advantage: its own.
-      given: those of the files that the user named.
+      given: the user's.
+      having: what has an advantage, in words, and the name of that.
       instead: what else the user may do.
 
     Raises:
-      UserError: it is not here; the message names it, and what was given.
+      UserError: one of a user's own is not here, and the message names it and what was given; or none has a given one.
     """
-    if advantage not in ADVANTAGES and advantage not in OWN_ADVANTAGES:
-        others = f", and {', '.join(given)} is another" if given else ""
-        raise UserError(f"{what} needs {advantage}{others}: name its file, --advantage {OWN_FORM}{instead}")
+    for what, advantage in having:
+        if advantage not in ADVANTAGES and advantage not in OWN_ADVANTAGES:
+            others = f", and {', '.join(given)} is another" if given else ""
+            raise UserError(f"{what} needs {advantage}{others}: name its file, --advantage {OWN_FORM}{instead}")
+    for one in given:
+        if one not in [advantage for _, advantage in having]:
+            raise UserError(f"--advantage {one} has no use with {having[0][0]}, of {having[0][1]}: leave it out")
 
 
 def _name(file: str, function: str, source: bytes) -> str:
@@ -135,40 +146,58 @@ def _register(function: Formula, name: str, file: str) -> str:
         signature.bind(**dict.fromkeys(["reward", "successes", "size", *wide]))
     except TypeError:
         _refuse(own, f"takes {signature}: expected {PARAMETERS}")
+    if inspect.iscoroutinefunction(function):
+        _refuse(own, "is async: expected a plain function")
     OWN_ADVANTAGES.setdefault(name, own)
     return name
 
 
 @lru_cache(maxsize=1024)
-def _check(own: Own, groups: int, group_size: int) -> None:
+def _check(own: Own, groups: int, group_size: int, of_expectations: bool) -> None:
     """See `Own.check`."""
+    hardware.import_jax()
     import numpy as np
 
+    from jaxrl_mini.machine import jax_settings
+
     every, episodes = np.arange(group_size + 1.0), groups * group_size
-    others = {0, (episodes - group_size) // 2, episodes - group_size} if asks_for_batch(own) else {0}
-    for reward, rest in itertools.product((0.0, 1.0), sorted(others)):
-        tried = partial(_tried, own, reward, rest, group_size, episodes)
-        values = tried(every)
-        if not np.array_equal(values, tried(every), equal_nan=True):
-            _refuse(own, "gives other numbers when it is asked again: expected a function of the counts")
-        with np.errstate(over="ignore"):
-            odd = np.flatnonzero(~np.isfinite(values.astype(np.float32)))
-        if len(odd):
+    others = (0, (episodes - group_size) // 2, episodes - group_size) if asks_for_batch(own) else (0,)
+    batches: list[tuple[Any, Numbers]] = [(every + rest, episodes) for rest in sorted(set(others))]
+    if of_expectations and asks_for_batch(own):
+        batches.append((INFINITE * every / group_size, INFINITE))
+    with jax_settings.own():
+        for reward, batch in itertools.product((0.0, 1.0), batches):
+            _check_numbers(own, reward, every, group_size, batch)
+        _trace(own, episodes, group_size)
+
+
+def _check_numbers(own: Own, reward: float, every: Any, group_size: int, batch: tuple[Any, Numbers]) -> None:
+    """Tries it in float64 and float32: groups with some successes each, in batches with some of so many episodes."""
+    import numpy as np
+
+    tried = partial(_tried, own, reward, group_size)
+    values = tried(every, *batch)
+    if not np.array_equal(values, tried(every, *batch), equal_nan=True):
+        _refuse(own, "gives other numbers when it is asked again: expected a function of the counts")
+    with np.errstate(over="ignore"):
+        single = values.astype(np.float32), tried(every.astype(np.float32), batch[0].astype(np.float32), batch[1])
+    for kind, found in zip(("", " in float32"), single, strict=True):
+        if len(odd := np.flatnonzero(~np.isfinite(found))):
             where = f"reward {int(reward)} with {odd[0]} successes among {group_size}"
             if asks_for_batch(own):
-                where += f", {odd[0] + rest} among the {episodes} of the batch"
-            _refuse(own, f"gives {values[odd[0]]} for {where}: expected a finite number for every count")
-        if not np.allclose(values[:2], tried(every[:2]), rtol=1e-9, atol=0.0):
-            _refuse(own, "gives a group other numbers beside other groups: expected a function of its own counts")
-    _trace(own, episodes, group_size)
+                where += f", {batch[0][odd[0]]:.0f} among the {batch[1]:.0f} of the batch"
+            shown = found[odd[0]] if kind else values[odd[0]]
+            _refuse(own, f"gives {shown} for {where}{kind}: expected a finite number for every count")
+    if not np.allclose(values[:2], tried(every[:2], batch[0][:2], batch[1]), rtol=1e-9, atol=0.0):
+        _refuse(own, "gives a group other numbers beside other groups: expected a function of its own counts")
 
 
-def _tried(own: Own, reward: float, rest: int, group_size: int, episodes: int, groups: Any) -> Any:
-    """Its float64 values in groups with some successes each, while the other groups of the batch have others."""
+def _tried(own: Own, reward: float, group_size: int, groups: Any, batch: Any, episodes: Numbers) -> Any:
+    """Its values in groups with so many successes each, while their batch has so many."""
     import jax
     import numpy as np
 
-    successes, batch = groups.copy(), groups + rest
+    successes, batch = groups.copy(), batch.copy()
     for counts in (successes, batch):
         counts.setflags(write=False)  # a function that changes them is refused
     try:
@@ -177,10 +206,13 @@ def _tried(own: Own, reward: float, rest: int, group_size: int, episodes: int, g
         _blame(own.shown, own.file, error)
     if isinstance(value, jax.Array):
         _refuse(own, f"gives a JAX array for NumPy arrays: {NAMESPACE}")
-    found = np.asarray(value)
+    try:
+        found = np.asarray(value)
+    except Exception:
+        found = np.asarray(None)
     if found.dtype.kind not in "biuf" or found.shape not in ((), successes.shape):
         _refuse(own, f"gives {_described(value)} for {len(groups)} groups: expected a number for each, or one for all")
-    return np.broadcast_to(found.astype(np.float64), successes.shape)
+    return np.broadcast_to(found.astype(successes.dtype), successes.shape)
 
 
 def _trace(own: Own, episodes: int, group_size: int) -> None:

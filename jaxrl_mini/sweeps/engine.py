@@ -180,7 +180,7 @@ def compute_on_ray(dataset: Dataset, numbers: Sequence[int], address: str | None
             raise UserError(f"--address {address or 'auto'}: no Ray cluster answers there ({error})") from error
     task = ray.remote(num_cpus=1, max_retries=RETRIES)(_compute_remotely)
     folder, todo = str(dataset.path.resolve()), iter(numbers)
-    own = dict(OWN_ADVANTAGES)  # by value: the workers need not see their files
+    own = dict(OWN_ADVANTAGES)  # by value: the workers need not see the files that `--advantage` names
     in_flight = max(
         2,
         2 * int(ray.cluster_resources().get("CPU", 1)),
