@@ -13,12 +13,15 @@ The names below are imported on first use, so that `import jaxrl_mini` takes no 
 import importlib
 from typing import TYPE_CHECKING, Any
 
+import jaxrl_mini.objective.advantage  # noqa: F401, registers what `Config` knows, and takes no time either
+
 if TYPE_CHECKING:
     __version__: str
     from jaxrl_mini.config import Config, UserError
     from jaxrl_mini.learning.evaluation import Evaluation
     from jaxrl_mini.learning.loop import run
     from jaxrl_mini.learning.result import Result
+    from jaxrl_mini.objective.own import register_advantage
     from jaxrl_mini.runs.player import load_player
     from jaxrl_mini.sweeps.dataset import Dataset
     from jaxrl_mini.sweeps.engine import run_sweep
@@ -39,6 +42,7 @@ _HOMES = {
     "UserError": "config",
     "load_player": "runs.player",
     "register": "tasks.specification",
+    "register_advantage": "objective.own",
     "run": "learning.loop",
     "run_sweep": "sweeps.engine",
 }
@@ -55,6 +59,7 @@ __all__ = [
     "UserError",
     "load_player",
     "register",
+    "register_advantage",
     "run",
     "run_sweep",
 ]

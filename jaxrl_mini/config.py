@@ -4,7 +4,8 @@ import dataclasses
 import math
 import operator
 import os
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, NamedTuple
@@ -12,7 +13,13 @@ from typing import Any, NamedTuple
 BACKENDS = ("table", "hf")
 METHODS = ("grpo", "rs-sft")
 DTYPES = ("float32", "bfloat16", "float16")
-ADVANTAGES = ("group-std", "group-sample-std", "group-mean", "batch-std", "rloo", "maxrl", "reinforce")
+ADVANTAGES: dict[str, Callable[..., Any]] = {}
+"""The formulas that come along by name; `objective.advantage` registers them when the package is imported."""
+OWN_ADVANTAGES: dict[str, Any] = {}
+"""A user's own, which `objective.own` registers; each has a `check` that refuses what gives no finite numbers."""
+OWN_FORM = "FILE.py:FUNCTION"
+OWN_NAME = re.compile(r"[\w. -]+\.py:[^\W\d]\w*@sha256:[0-9a-f]{16}")
+"""What a user's own is called in records and tables: file, function, and the first digits of the file's SHA-256."""
 AGGREGATIONS = ("episode-mean", "step-mean", "fixed-length")
 SURROGATES = ("clip", "dual-clip", "cispo", "none")
 KLS = ("exact", "k1", "k2", "k3")
@@ -120,7 +127,9 @@ class Config:
     lr: float | None = setting(None, "Adam learning rate [0.08 table, 1e-06 hf]", minimum=SMALLEST)
     clip: float = setting(0.2, "ratios are clipped to [1 - clip, 1 + clip]", minimum=1.2e-7, maximum=0.9999999)
     beta: float = setting(0.02, "coefficient of KL(policy || reference)", minimum=SMALLEST, or_zero=True)
-    advantage: str = setting("group-std", "what an episode is credited with, from the rewards", choices=ADVANTAGES)
+    advantage: str = setting(
+        "group-std", "what an episode is credited with, from the rewards", choices=ADVANTAGES, own=OWN_FORM
+    )
     aggregation: str = setting("episode-mean", "how steps and episodes are averaged", choices=AGGREGATIONS)
     surrogate: str = setting("clip", "what bounds the ratios of new to old probabilities", choices=SURROGATES)
     clip_high: float | None = setting(None, "upper clip: ratios to [1 - clip, 1 + clip-high] [clip]", minimum=1.2e-7)
@@ -173,6 +182,8 @@ class Config:
             raise UserError(
                 f"--group-size {self.group_size} is too large for --exact-gradient: expected at most {MAX_EXACT_GROUP}"
             )
+        if self.advantage in OWN_ADVANTAGES:
+            OWN_ADVANTAGES[self.advantage].check(self.groups, self.group_size, self.exact_gradient)
 
     @property
     def effective_lr(self) -> float:
@@ -228,7 +239,7 @@ def expected(field: "dataclasses.Field[Any]") -> str:
     """What a setting may be, in words."""
     limits = field.metadata
     if "choices" in limits:
-        return f"one of {', '.join(limits['choices'])}"
+        return f"one of {', '.join(limits['choices'])}" + (f", or {limits['own']}" if "own" in limits else "")
     if "metavar" in limits:
         return "a folder's name"
     low, high = _range(field)
@@ -274,9 +285,10 @@ def checked(field: "dataclasses.Field[Any]", value: Any) -> Any:
     if value is None and field.default is None:
         return None
     if "choices" in limits:
-        if not isinstance(value, str) or value not in limits["choices"]:
+        own = "own" in limits and isinstance(value, str) and OWN_NAME.fullmatch(value)
+        if not own and (not isinstance(value, str) or value not in limits["choices"]):
             raise UserError(f"{flag} {value!r} is unknown: expected {expected(field)}")
-        return limits["choices"][limits["choices"].index(value)]
+        return str.__str__(value)  # the plain text of a subclass
     if "parse" in limits:
         return limits["parse"](value)
     if field.type is bool:

@@ -1,12 +1,15 @@
 """Judges gradient estimators exactly: ``python -m jaxrl_mini.estimators``."""
 
+import dataclasses
 import itertools
 import math
 from pathlib import Path
 from typing import Any
 
-from jaxrl_mini.config import ADVANTAGES, AGGREGATIONS, Config, UserError, UserErrors, Variant, noise_of
+from jaxrl_mini.config import ADVANTAGES, AGGREGATIONS, OWN_FORM, Config, UserError, UserErrors, Variant, noise_of
 from jaxrl_mini.machine import commandline, effort
+from jaxrl_mini.objective.advantage import asks_for_batch, formula
+from jaxrl_mini.objective.own import load_advantage
 
 EXAMPLES = """\
 examples:
@@ -31,7 +34,10 @@ ITERATIONS = f"numbers of iterations from 0 to {MAX_ITERATIONS}"
 def main(arguments: list[str]) -> None:
     """Parses, judges, prints and writes."""
     parser = commandline.Parser("estimators", description="Judges gradient estimators exactly.", epilog=EXAMPLES)
-    parser.add_argument("--advantage", nargs="+", choices=ADVANTAGES, default=list(ADVANTAGES), help="[all]")
+    known = ", ".join(ADVANTAGES)
+    parser.add_argument(
+        "--advantage", nargs="+", default=list(ADVANTAGES), help=f"some of {known}, or {OWN_FORM} [all]"
+    )
     parser.add_argument("--aggregation", nargs="+", choices=AGGREGATIONS, default=list(AGGREGATIONS), help="[all]")
     parser.add_argument("--groups", type=int, default=4, metavar="INT", help="groups in a batch [4]")
     parser.add_argument("--group-size", type=int, default=8, metavar="INT", help="episodes in a group [8]")
@@ -62,6 +68,9 @@ def main(arguments: list[str]) -> None:
     if iterations > MAX_ITERATIONS:
         raise UserError(f"--at {iterations} is out of range: expected {ITERATIONS}")
     config = Config(seed=flags.seed, groups=flags.groups, group_size=flags.group_size, iterations=max(1, iterations))
+    flags.advantage = [load_advantage(one) for one in flags.advantage]
+    for one in flags.advantage:
+        dataclasses.replace(config, advantage=one)  # refuses what is none, or gives no finite numbers
     noise_of(flags.reward)
     if flags.reward == "shuffled":
         raise UserError("--reward shuffled depends on the other episodes: expected another reward")
@@ -115,7 +124,8 @@ def _mark(path: str) -> bytes:
 def _seconds(estimator: Variant, groups: int, group_size: int) -> float:
     """What judging an estimator takes, about: its sums go over the counts of a group, or those of a batch."""
     of_steps = estimator.aggregation == "step-mean"
-    counted = groups * group_size if of_steps or estimator.advantage == "batch-std" else group_size
+    of_batch = asks_for_batch(formula(estimator.advantage))
+    counted = groups * group_size if of_steps or of_batch else group_size
     return 4e-5 * groups * group_size + 6e-8 * counted**2 + (5e-7 * counted**3 if of_steps else 0.0)
 
 

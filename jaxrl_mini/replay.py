@@ -5,6 +5,7 @@ import math
 
 from jaxrl_mini.config import UserError
 from jaxrl_mini.machine import commandline, effort
+from jaxrl_mini.objective.own import check_given, load_advantage
 
 EXAMPLES = """\
 examples:
@@ -38,14 +39,18 @@ def main(arguments: list[str]) -> int:
         metavar="FLOAT",
         help="largest absolute error accepted [1e-4]",
     )
+    commandline.add_advantage_flag(parser, "recording")
     commandline.add_device_flag(parser)
     flags = parser.parse_args(arguments)
+    own = [load_advantage(one) for one in flags.advantage]
     if not 0 <= flags.tolerance < math.inf:
         raise UserError(f"--tolerance {flags.tolerance} is out of range: expected {TOLERANCES}")
     commandline.use_device(flags.device)
     from jaxrl_mini.runs import recording
 
     loaded = [recording.read(path) for path in flags.files]
+    having = [(f"recording {path}", one.config.advantage) for path, one in zip(flags.files, loaded, strict=True)]
+    check_given(own, having)
     commandline.say_how_long(sum(effort.alone(one.config) for one in loaded))
     all_ok = True
     for path, one in zip(flags.files, loaded, strict=True):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxrl_mini.config import Config, UserError
 from jaxrl_mini.machine import commandline, effort
+from jaxrl_mini.objective.own import check_given, load_advantage
 
 if TYPE_CHECKING:
     from jaxrl_mini.runs.audit import Finding
@@ -35,8 +36,12 @@ def main(arguments: list[str]) -> int:
         "files", nargs="+", type=commandline.path, metavar="RECORD.json", help="a record, as train writes it"
     )
     parser.add_argument("--static", action="store_true", help="check the records against themselves, run nothing")
+    commandline.add_advantage_flag(parser, "record")
     commandline.add_device_flag(parser)
     flags = parser.parse_args(arguments)
+    if flags.static and flags.advantage:
+        raise UserError(f"--advantage {flags.advantage[0]} has no use with --static: leave it out")
+    own = [load_advantage(one) for one in flags.advantage]
     commandline.use_device(flags.device)
     from jaxrl_mini.runs import audit, records
 
@@ -48,6 +53,7 @@ def main(arguments: list[str]) -> int:
             raise UserError(f"record {path} needs the model {config.model!r}, which is no folder here: use --static")
         loaded.append((path, record, config, findings))
     if not flags.static:
+        check_given(own, [(f"record {path}", config.advantage) for path, _, config, _ in loaded], ", or use --static")
         commandline.say_how_long(sum(effort.alone(config) for *_, config, _ in loaded))
     all_ok = True
     for path, record, config, findings in loaded:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from jaxrl_mini.config import HISTORY_EVERY, Config, UserError
 from jaxrl_mini.machine import commandline, effort, signals
 from jaxrl_mini.machine.hardware import cores
+from jaxrl_mini.objective.own import load_advantage
 
 if TYPE_CHECKING:
     from jaxrl_mini.sweeps.grid import Grid
@@ -66,6 +67,7 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"--address {flags.address} has no use with engine {flags.engine}: use --engine ray")
     from jaxrl_mini.sweeps.grid import Grid, parse_seeds
 
+    flags.advantage = [load_advantage(one) for one in flags.advantage]
     values = {field.name: getattr(flags, field.name) for field in dataclasses.fields(Config) if field.name != "seed"}
     grid = Grid.product(parse_seeds(flags.seeds), flags.history_every, **values)
     shard = _parse_shard(flags.shard)

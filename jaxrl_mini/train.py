@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from jaxrl_mini.config import Config, UserError, UserErrors
 from jaxrl_mini.machine import commandline, effort
+from jaxrl_mini.objective.own import load_advantage
 from jaxrl_mini.runs import trackers
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ def main(arguments: list[str]) -> None:
     )
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint")
     flags = parser.parse_args(arguments)
+    flags.advantage = load_advantage(flags.advantage)
     config = commandline.config_from(flags)
     if flags.mesh is not None and config.backend != "hf":
         raise UserError(f"--mesh {flags.mesh} has no use with backend {config.backend}: leave it out")

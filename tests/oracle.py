@@ -96,14 +96,25 @@ def expectations(log_probs: np.ndarray, accepted=(0.0, 0.0, 0.0, 1.0)) -> tuple[
     return success, actions
 
 
-def group_advantages(rewards: np.ndarray) -> np.ndarray:
-    """rewards[group, episode]: (reward - mean) / population standard deviation, 0 in a group without differences."""
+def group_advantages(rewards: np.ndarray, advantage: str = "group-std") -> np.ndarray:
+    """rewards[group, episode], one episode at a time, as the papers write it; 0 in a group without differences."""
+    rewards = rewards.astype(np.float64)
     out = np.zeros(rewards.shape)
-    for g, group in enumerate(rewards.tolist()):
-        if len(set(group)) > 1:
-            mean = sum(group) / len(group)
-            deviation = math.sqrt(sum((reward - mean) ** 2 for reward in group) / len(group))
-            out[g] = [(reward - mean) / deviation for reward in group]
+    for g, e in np.ndindex(rewards.shape):
+        group, others = rewards[g], np.delete(rewards[g], e)
+        if advantage == "reinforce":
+            out[g, e] = group[e]
+        elif advantage == "rloo":
+            out[g, e] = group[e] - others.mean()
+        elif len(set(group)) > 1:
+            scale = {
+                "group-std": group.std(),
+                "group-sample-std": group.std(ddof=1),
+                "group-mean": 1.0,
+                "batch-std": rewards.std(),
+                "maxrl": group.mean(),
+            }[advantage]
+            out[g, e] = (group[e] - group.mean()) / scale
     return out
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxrl_mini
-from jaxrl_mini.config import Config, UserError
+from jaxrl_mini.config import ADVANTAGES, Config, UserError
 
 
 def test_the_defaults_are_the_articles():
@@ -69,7 +69,7 @@ BAD = [
     ("model", "", "a folder's name"),
     ("model", "a\0b", "a folder's name"),
     ("iterations", None, COUNT),
-    ("advantage", "gae", "one of group-std, group-sample-std, group-mean, batch-std, rloo, maxrl, reinforce"),
+    ("advantage", "gae", f"one of {', '.join(ADVANTAGES)}, or FILE.py:FUNCTION"),
     ("aggregation", "sum", "one of episode-mean, step-mean, fixed-length"),
     ("surrogate", "ppo", "one of clip, dual-clip, cispo, none"),
     ("kl", "k4", "one of exact, k1, k2, k3"),

@@ -89,7 +89,7 @@ def test_the_policy_of_a_recording_is_judged_and_one_that_was_kept(command, judg
         (("--reward", "nothing"), "--reward 'nothing' is unknown"),
         (("--policy", "none.npz"), "recording none.npz cannot be read"),
         (("--policy", "."), "policy.json' cannot be read"),
-        (("--groups", "64", "--group-size", "64", "--at", "0"), "are too many for batch-std or step-mean"),
+        (("--groups", "64", "--group-size", "64", "--at", "0"), "are too many for step-mean"),
     ],
 )
 def test_what_cannot_be_judged_is_refused_in_one_line(judge, tmp_path, arguments, words):

@@ -194,6 +194,7 @@ PATHS = ["", ".", "..", "/", "x", "a/b/c", "file", "file/x", "folder", "loop", "
 PATHS += ["/proc/x", "\udcff", "\n", "pipe", "whole", "whole", "whole"]
 COUNTS = ["1", "2", "3", "8", "0", "-1", "2147483647", "2147483648", "1048576"]
 FLOATS = ["0.5", "0.08", "1e39", "1e-60", "nan", "inf", "-inf", "0", "1", "1e-12", "0.99999999999"]
+ADVANTAGE = {"--advantage": ["rloo", "ppo", "none.py:f", "none.py:f@sha256:0", "folder.py:", ".py:f"]}
 CONFIG = {
     "--backend": ["table", "hf", "HF"],
     "--method": ["grpo", "rs-sft", "ppo"],
@@ -202,6 +203,7 @@ CONFIG = {
         ["--iterations", "--groups", "--group-size", "--epochs", "--eval-episodes", "--micro-batch"], COUNTS
     ),
     "--exact-every": COUNTS,
+    **ADVANTAGE,
     **dict.fromkeys(["--lr", "--clip", "--beta"], FLOATS),
     "--dtype": ["float32", "bfloat16", "float64"],
     "--device": ["cpu", "abacus"],
@@ -211,21 +213,21 @@ TRAIN |= {"--checkpoint": PATHS, "--checkpoint-every": COUNTS, "--resume": []}
 SWEEP = {"--seeds": WORDS, "--history-every": COUNTS, "--output": PATHS, "--shard": WORDS, "--dry-run": []}
 SWEEP |= {"--address": WORDS, "--engine": ["local", "here"]}
 TINY = dict.fromkeys(["--layers", "--width", "--heads", "--seed"], COUNTS) | {"--warm-start": [], "--overwrite": []}
-ESTIMATORS = {"--advantage": ["rloo", "ppo"], "--aggregation": ["step-mean", "mean"], "--reward": WORDS, "--at": COUNTS}
+ESTIMATORS = ADVANTAGE | {"--aggregation": ["step-mean", "mean"], "--reward": WORDS, "--at": COUNTS}
 ESTIMATORS |= dict.fromkeys(["--groups", "--group-size", "--seed"], COUNTS) | {"--step": FLOATS}
 ESTIMATORS |= {flag: [*PATHS, "x.csv", "folder/x.svg", "file/x.png"] for flag in ("--policy", "--output", "--plot")}
 COMMANDS = {
     "train": (train, CONFIG | TRAIN, []),
     "sweep": (sweep, CONFIG | SWEEP, ["--seeds", "5"]),
     "summary": (sweep, {"--json": [], "": PATHS}, ["summary"]),
-    "replay": (replay, {"--tolerance": FLOATS, "": PATHS, "--device": CONFIG["--device"]}, []),
+    "replay": (replay, ADVANTAGE | {"--tolerance": FLOATS, "": PATHS, "--device": CONFIG["--device"]}, []),
     "tiny_model": (tiny_model, TINY | {"--tokenizer": ["word", "bpe", "x"], "": PATHS}, []),
     "play": (
         play,
         {"--episodes": COUNTS, "--human": [], "--seed": COUNTS, "": PATHS, "--device": CONFIG["--device"]},
         [],
     ),
-    "reproduce": (reproduce, {"--static": [], "": PATHS, "--device": CONFIG["--device"]}, []),
+    "reproduce": (reproduce, ADVANTAGE | {"--static": [], "": PATHS, "--device": CONFIG["--device"]}, []),
     "report": (report, {"--output": PATHS, "--figures": PATHS, "--overwrite": [], "": PATHS}, []),
     "estimators": (estimators, ESTIMATORS, []),
 }

@@ -22,7 +22,7 @@ def values_of(field: dataclasses.Field) -> st.SearchStrategy:
     """Values of a field, the default often among them."""
     limits = field.metadata
     if "choices" in limits:
-        drawn = st.sampled_from(limits["choices"])
+        drawn = st.sampled_from([*limits["choices"]])
     elif "parse" in limits:
         drawn = st.sampled_from(["verifier", "shuffled"]) | st.floats(0, 1).map(lambda p: f"noisy:{p}")
     elif field.type is bool:

@@ -20,7 +20,7 @@ from jaxrl_mini.exact import expected, moments
 from jaxrl_mini.learning import loop, training
 from jaxrl_mini.learning.block import BLOCK, _start, sizes_of
 from jaxrl_mini.machine import files
-from jaxrl_mini.objective.advantage import BY_NAME
+from jaxrl_mini.objective.advantage import credited, formula
 from jaxrl_mini.policies import table
 from jaxrl_mini.runs import recording, records
 from jaxrl_mini.sweeps import table_part, tables
@@ -30,33 +30,19 @@ from jaxrl_mini.types import Credit, Settings
 UNIFORM = np.full((24, 6), -math.log(6))
 
 
-def plain_advantages(rewards: np.ndarray, advantage: str) -> np.ndarray:
-    """rewards[group, episode], one episode at a time, as the papers write it."""
-    out = np.zeros(rewards.shape)
-    for g, e in np.ndindex(rewards.shape):
-        group, others = rewards[g], np.delete(rewards[g], e)
-        if advantage == "reinforce":
-            out[g, e] = group[e]
-        elif advantage == "rloo":
-            out[g, e] = group[e] - others.mean()
-        else:
-            scale = {
-                "group-std": group.std(),
-                "group-sample-std": group.std(ddof=1),
-                "group-mean": 1.0,
-                "batch-std": rewards.std(),
-                "maxrl": group.mean(),
-            }[advantage]
-            out[g, e] = (group[e] - group.mean()) / scale if len(set(group)) > 1 else 0.0
-    return out
-
-
 @pytest.mark.parametrize("advantage", ADVANTAGES)
 @pytest.mark.parametrize("size", [2, 3, 8])
 def test_advantages_are_what_their_papers_write(advantage, size):
+    """In float32 for training, and in float64 for the moments of gradients, by one formula."""
     groups = np.array([[1.0] * k + [0.0] * (size - k) for k in range(size + 1)], np.float32)
+    papers = oracle.group_advantages(groups, advantage)
     ours = objective.group_advantages(jnp.asarray(groups), advantage)
-    np.testing.assert_allclose(ours, plain_advantages(groups.astype(np.float64), advantage), rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(ours, papers, rtol=1e-6, atol=1e-7)
+    counts, batch = np.arange(size + 1.0), (np.float64(groups.sum()), groups.size)
+    wide = [credited(formula(advantage), reward, counts, size, lambda: batch) for reward in (0.0, 1.0)]
+    assert wide[0].dtype == wide[1].dtype == np.float64
+    failure, success = (np.broadcast_to(one, counts.shape)[:, None] for one in wide)
+    np.testing.assert_allclose(np.where(groups > 0, success, failure), papers, rtol=1e-14, atol=1e-15)
 
 
 @pytest.mark.parametrize("advantage", ADVANTAGES)
@@ -69,7 +55,11 @@ def test_a_batch_of_equal_rewards_has_exactly_no_advantage_but_for_plain_reinfor
 
 def test_eight_episodes_with_one_success_by_hand():
     """A failure and the success."""
-    found = {name: [float(one[0]) for one in BY_NAME[name](jnp.ones(1), 8)] for name in ADVANTAGES}
+    batch = jnp.array([[1.0] + [0.0] * 7])
+    found = {
+        name: [float(one[0]) for one in objective.advantages(batch, method="grpo", advantage=name)]
+        for name in ADVANTAGES
+    }
     root = math.sqrt(7)
     expected_values = {
         "group-std": (-1 / root, root),
@@ -96,7 +86,7 @@ def random_episodes(groups: int, size: int) -> tuple[np.ndarray, np.ndarray]:
 def plain_credit(actions: np.ndarray, rewards: np.ndarray, variant: Variant) -> Credit:
     """The sums, one action of one episode at a time."""
     plus, minus, counts, taken = np.zeros((4, 24, 6))
-    weights = plain_advantages(rewards.astype(np.float64), variant.advantage)
+    weights = oracle.group_advantages(rewards, variant.advantage)
     played = {index: oracle.play(actions[index]) for index in np.ndindex(rewards.shape)}
     steps = sum(len(episode.actions) for episode in played.values())
     for index, episode in played.items():
@@ -297,7 +287,7 @@ def program(config: Config) -> str:
 
 
 OPTIONS = [
-    *[{"advantage": name} for name in ADVANTAGES[1:]],
+    *[{"advantage": name} for name in [*ADVANTAGES][1:]],
     *[{"aggregation": name} for name in AGGREGATIONS[1:]],
     *[{"surrogate": name} for name in ("dual-clip", "cispo", "none")],
     *[{"kl": name} for name in ("k1", "k2", "k3")],

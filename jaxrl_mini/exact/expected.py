@@ -12,18 +12,11 @@ from jaxrl_mini.config import Variant
 from jaxrl_mini.episodes import rewards
 from jaxrl_mini.episodes.rewards import OUTCOMES
 from jaxrl_mini.machine.xla import stage
-from jaxrl_mini.objective.advantage import BY_NAME
+from jaxrl_mini.objective.advantage import INFINITE, credited, formula
+from jaxrl_mini.objective.credit import SHARES
 from jaxrl_mini.tasks.repair import MAX_STEPS, NUM_ACTIONS, NUM_STATES, NUM_VARIANTS
 from jaxrl_mini.tasks.tables import TABLES
 from jaxrl_mini.types import Advantages, AnyArray, Credit
-
-SHARES = {
-    "episode-mean": 1.0 / np.arange(1, MAX_STEPS + 1),
-    "step-mean": np.ones(MAX_STEPS),
-    "fixed-length": np.full(MAX_STEPS, 1.0 / MAX_STEPS),
-}
-"""The share of an action by the length of its episode, from 1 to 6, times the episodes of the batch; those of
-`step-mean` are up to its actions."""
 
 
 def choices_by_outcome(
@@ -74,8 +67,8 @@ def expected_credit(
 ) -> Credit:
     """`Credit` of the policy that samples, in the limit of infinitely many groups of a size with these verdicts.
 
-    What is averaged over a whole batch becomes its expectation: the deviation of `batch-std`, the actions of
-    `step-mean`, the retained episodes of rs-sft. `counts` are those of a batch of so many groups.
+    What is counted over a whole batch becomes its expectation: its successes, and the actions of `step-mean`. `counts`
+    are those of a batch of so many groups.
     """
     plain, shared = (choices_by_outcome(probs, shares) for shares in (np.ones(MAX_STEPS), SHARES[variant.aggregation]))
     ends = plain[:, :NUM_VARIANTS].sum(axis=(1, 2))  # [outcome, *run]; every episode starts with one choice
@@ -110,18 +103,19 @@ def _success(
 
 def _expected_advantages(rate: Float[Array, "group *run"], group_size: int, method: str, advantage: str) -> Advantages:
     """The expectation of a failure's and a success's advantage; the others' successes are Binomial(n - 1, rate)."""
-    mean = rate.mean(axis=0)
-    if method == "rs-sft":
-        weight = jnp.where(mean > 0, 1.0 / jnp.where(mean > 0, mean, 1.0), 0.0)
-        return Advantages(jnp.zeros_like(rate), jnp.broadcast_to(weight, rate.shape))
-    function = BY_NAME[advantage]
-    if advantage == "batch-std":
-        function = partial(function, deviation=jnp.sqrt(mean * (1.0 - mean)))
+    function = formula(advantage, method)
+
+    def batch() -> tuple[Array, float]:
+        return INFINITE * rate.mean(axis=0), INFINITE
+
+    if method == "rs-sft":  # whatever the group's other episodes do
+        weights = (credited(function, reward, rate, group_size, batch) for reward in (0.0, 1.0))
+        return Advantages(*(jnp.broadcast_to(one, rate.shape) for one in weights))
     failure = success = jnp.zeros_like(rate)
     for others in range(group_size):
         chance = binomial(others, group_size - 1, rate)
-        failure += chance * function(jnp.full_like(rate, others), group_size).failure
-        success += chance * function(jnp.full_like(rate, others + 1), group_size).success
+        failure += chance * credited(function, 0.0, jnp.full_like(rate, others), group_size, batch)
+        success += chance * credited(function, 1.0, jnp.full_like(rate, others + 1), group_size, batch)
     return Advantages(failure, success)
 
 

@@ -14,6 +14,8 @@ from jaxtyping import Float
 
 from jaxrl_mini.config import UserError, Variant
 from jaxrl_mini.exact.expected import choices_by_outcome
+from jaxrl_mini.objective.advantage import asks_for_batch, credited, formula
+from jaxrl_mini.objective.credit import SHARES
 from jaxrl_mini.tasks.repair import MAX_STEPS, NUM_ACTIONS, NUM_VARIANTS
 from jaxrl_mini.tasks.tables import TABLES
 
@@ -83,12 +85,12 @@ def check_size(groups: int, group_size: int, variant: Variant, method: str = "gr
     Raises:
       UserError: they are.
     """
-    of_batch = variant.advantage == "batch-std" or method == "rs-sft"
-    of_steps = variant.aggregation == "step-mean"
+    of_batch, of_steps = asks_for_batch(formula(variant.advantage, method)), variant.aggregation == "step-mean"
     episodes = groups * group_size
     cells = group_size**2 * (episodes if of_batch else 1) * (MAX_STEPS * episodes if of_steps else 1)
     if cells > MAX_CELLS and groups > 1 and (of_batch or of_steps):
-        raise UserError(f"--groups {groups} of {group_size} are too many for batch-std or step-mean: ask for fewer")
+        counting = [variant.advantage if method == "grpo" else method] * of_batch + ["step-mean"] * of_steps
+        raise UserError(f"--groups {groups} of {group_size} are too many for {' and '.join(counting)}: ask for fewer")
 
 
 class _Counts(NamedTuple):
@@ -113,22 +115,24 @@ def batch_moments(law: Law, groups: int, group_size: int, variant: Variant, meth
     """
     check_size(groups, group_size, variant, method)
     episodes = groups * group_size
-    of_batch = variant.advantage == "batch-std" or method == "rs-sft"
+    function = formula(variant.advantage, method)
+    of_batch = asks_for_batch(function)
     of_steps = variant.aggregation == "step-mean"
     marks = [(reward, length) for reward in range(REWARDS) for length in range(1, law.ends.shape[1])]
     scores = np.stack([law.scores[mark].ravel() for mark in marks])
     inner = scores @ scores.T
-    lengths = np.array([length for _, length in marks])
-    of_length = {"episode-mean": lengths, "fixed-length": np.full(len(marks), MAX_STEPS)}
-    shares = np.ones(len(marks)) if of_steps else 1.0 / (episodes * of_length[variant.aggregation])
+    shares = SHARES[variant.aggregation][[length - 1 for _, length in marks]] / (1 if of_steps else episodes)
 
-    def credited(reward: int, counts: _Counts) -> np.ndarray:
-        advantage = _advantage(reward, counts, episodes, group_size, variant.advantage, method)
+    def coefficient(reward: int, counts: _Counts) -> np.ndarray:
+        def batch() -> tuple[np.ndarray, int]:
+            return counts.batch.astype(np.float64), episodes
+
+        advantage = credited(function, float(reward), counts.group.astype(np.float64), group_size, batch)
         return advantage / counts.steps if of_steps else advantage
 
     def with_one(power: int) -> np.ndarray:
         chance, counts = _others(law, [group_size - 1], episodes - group_size, of_batch, of_steps)
-        return np.array([(chance * credited(m[0], _joined(counts, 0, [m], [m])) ** power).sum() for m in marks])
+        return np.array([(chance * coefficient(m[0], _joined(counts, 0, [m], [m])) ** power).sum() for m in marks])
 
     def with_two(mates: list[int], strangers: int, where: tuple[int, int]) -> np.ndarray:
         chance, counts = _others(law, mates, strangers, of_batch, of_steps)
@@ -139,7 +143,7 @@ def batch_moments(law: Law, groups: int, group_size: int, variant: Variant, meth
             if key not in found:
                 both = [one, other]
                 first, second = (_joined(counts, g, both, both if where == (0, 0) else [both[g]]) for g in where)
-                found[key] = float((chance * credited(one[0], first) * credited(other[0], second)).sum())
+                found[key] = float((chance * coefficient(one[0], first) * coefficient(other[0], second)).sum())
             values.append(found[key])
         return np.array(values).reshape(len(marks), -1) * np.outer(shares, shares)
 
@@ -168,26 +172,6 @@ def _joined(
     own = by_group[group] + sum(reward for reward, _ in members)
     batch = sum(by_group) + strangers + sum(reward for reward, _ in present)
     return _Counts(own, batch, steps + sum(length for _, length in present))
-
-
-def _advantage(reward: int, counts: _Counts, episodes: int, group_size: int, advantage: str, method: str) -> np.ndarray:
-    """The formulas of `objective.advantage` once more, in float64 and by the group's and the batch's counts."""
-    k, n = counts.group.astype(np.float64), float(group_size)
-    if method == "rs-sft":
-        return reward * episodes / np.maximum(counts.batch, 1)
-    if advantage == "reinforce":
-        return np.full_like(k, reward)
-    if advantage == "rloo":
-        return reward - (k - reward) / (n - 1)
-    rate = (counts.batch if advantage == "batch-std" else counts.group) / (episodes if advantage == "batch-std" else n)
-    scale = {
-        "group-std": np.sqrt(rate * (1 - rate)),
-        "group-sample-std": np.sqrt(rate * (1 - rate) * n / (n - 1)),
-        "group-mean": np.ones_like(rate),
-        "batch-std": np.sqrt(rate * (1 - rate)),
-        "maxrl": rate,
-    }[advantage]
-    return np.where(scale > 0, (reward - k / n) / np.where(scale > 0, scale, 1.0), 0.0)
 
 
 def _others(
@@ -238,8 +222,7 @@ def kl_moments(law: Law, reference: Float[np.ndarray, "context action"], kl: str
       kl: "exact", "k1", "k2" or "k3".
       aggregation: "episode-mean" or "fixed-length".
     """
-    lengths = np.maximum(np.arange(law.ends.shape[1]), 1)
-    shares = 1.0 / lengths if aggregation == "episode-mean" else np.full(len(lengths), 1.0 / MAX_STEPS)
+    shares = np.append(0.0, SHARES[aggregation])[: law.ends.shape[1]]  # no episode has length 0
     choices, probs = law.choices.sum(axis=0), law.probs
     gap = _log(probs) - reference
     if kl == "exact":

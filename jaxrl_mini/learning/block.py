@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int
 
-from jaxrl_mini.config import BLOCK, Config
+from jaxrl_mini.config import BLOCK, OWN_ADVANTAGES, Config
 from jaxrl_mini.episodes import verifier
 from jaxrl_mini.learning import evaluation, training
 from jaxrl_mini.learning.evaluation import Evaluations
@@ -129,7 +129,8 @@ def _compile(sizes: Sizes, used: tuple[str, ...], device: jax.Device) -> Callabl
     settings = Settings(**{name: np.zeros(BLOCK, np.float32) for name in used})
     verdicts = np.zeros((CHUNK, sizes.groups, NUM_VARIANTS), bool)
     data = (np.zeros(BLOCK, np.uint32), table.initial_logits((BLOCK,)), settings, verdicts, np.int32(0), np.int32(0))
-    return compilation.compiled_once(training.advance, _start(sizes), *data, static=(sizes,), device=device)
+    kept = sizes.variant.advantage not in OWN_ADVANTAGES
+    return compilation.compiled_once(training.advance, _start(sizes), *data, static=(sizes,), device=device, kept=kept)
 
 
 @lru_cache(maxsize=64)

@@ -16,6 +16,7 @@ from jaxrl_mini.learning.metrics import History, history_of, joined
 from jaxrl_mini.learning.result import Result
 from jaxrl_mini.learning.training import CHUNK
 from jaxrl_mini.machine import compilation, jax_settings
+from jaxrl_mini.objective.advantage import formula
 from jaxrl_mini.types import Columns
 
 AHEAD = 5 * CHUNK
@@ -39,8 +40,10 @@ def run(
       mesh: the devices of a language model (see `placement`); None is jax's default device.
 
     Raises:
-      UserError: the checkpoints are of another run, or as on entering them.
+      UserError: the advantage is a user's own and is not here, the model cannot be read, or the checkpoints are of
+        another run, or as on entering them.
     """
+    formula(config.advantage)
     with checkpoints.of_run(config, mesh) if checkpoints else contextlib.nullcontext():
         if config.backend == "hf":
             from jaxrl_mini.learning import language_training  # imports flax, for which a table should not wait

@@ -16,8 +16,8 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any, NoReturn
 
-from jaxrl_mini.config import Config, UserError, UserErrors, expected, flag_of
-from jaxrl_mini.machine import effort
+from jaxrl_mini.config import OWN_FORM, Config, UserError, UserErrors, expected, flag_of
+from jaxrl_mini.machine import effort, hardware
 
 MAX_LINE = 1000
 MODULES = "python -m jaxrl_mini."
@@ -108,7 +108,7 @@ def add_config_flags(parser: argparse.ArgumentParser, several: bool = False) -> 
         union = typing.get_args(field.type) or (field.type,)
         kind = next(kind for kind in union if kind is not type(None))
         shown = "" if field.default is None else f" [{field.default}]"
-        flag = "--" + field.name.replace("_", "-")
+        flag, own = "--" + field.name.replace("_", "-"), field.metadata.get("own")
         if kind is bool:
             chosen, default = ([True], [False]) if several else (True, False)
             group.add_argument(flag, action="store_const", const=chosen, default=default, help=field.metadata["help"])
@@ -118,10 +118,17 @@ def add_config_flags(parser: argparse.ArgumentParser, several: bool = False) -> 
             type=str if kind is str else number(kind, expected(field)),
             nargs="+" if several else None,
             default=[field.default] if several else field.default,
-            choices=field.metadata.get("choices"),
+            choices=None if own else field.metadata.get("choices"),
             metavar=field.metadata.get("metavar", None if "choices" in field.metadata else kind.__name__.upper()),
-            help=field.metadata["help"] + shown,
+            help=field.metadata["help"] + (f": {expected(field)}" if own else "") + shown,
         )
+
+
+def add_advantage_flag(parser: argparse.ArgumentParser, what: str) -> None:
+    """The flag with a user's own advantages for those that read what was written with them; may be given again."""
+    parser.add_argument(
+        "--advantage", action="append", default=[], help=f"a {what}'s own advantage: {OWN_FORM}, as it was then"
+    )
 
 
 def add_device_flag(parser: argparse.ArgumentParser) -> None:
@@ -186,7 +193,7 @@ def use_processes(arguments: argparse.Namespace) -> None:
         raise UserError(
             f"--process-id {values['process_id']} is out of range: expected 0 to {values['num_processes'] - 1}"
         )
-    _import_jax()
+    hardware.import_jax()
     import jax
 
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM, and the run go on
@@ -237,10 +244,10 @@ def use_device(name: str | None, one_thread_per_call: bool = False) -> None:
       UserError: there is no such device, and the message names those there are; or an environment variable asks jax
         for what it cannot do.
     """
-    _import_jax()
+    hardware.import_jax()
     import jax
 
-    from jaxrl_mini.machine import hardware, jax_settings
+    from jaxrl_mini.machine import jax_settings
     from jaxrl_mini.machine.compilation import use_compilation_cache
 
     jax_settings.use_own()
@@ -259,13 +266,6 @@ def use_device(name: str | None, one_thread_per_call: bool = False) -> None:
             raise UserError(f"--device {name} is not there: this machine offers {offered}") from error
     if trouble := use_compilation_cache():
         note(trouble)
-
-
-def _import_jax() -> None:
-    try:
-        import jax  # noqa: F401
-    except ValueError as error:  # it reads its variables when it is imported
-        raise UserError(f"an environment variable of jax is out of range: {error}") from error
 
 
 def say(line: str) -> None:

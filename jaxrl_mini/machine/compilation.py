@@ -97,7 +97,12 @@ def _prune(folder: Path, pattern: str) -> None:
 
 
 def compiled_once(
-    function: Callable[..., Any], carried: tuple[Any, ...], *data: Any, static: tuple[Any, ...], device: jax.Device
+    function: Callable[..., Any],
+    carried: tuple[Any, ...],
+    *data: Any,
+    static: tuple[Any, ...],
+    device: jax.Device,
+    kept: bool = True,
 ) -> Callable[..., Any]:
     """A jitted `function(*carried, *data, *static) -> carried` that is kept, compiled, for other processes.
 
@@ -113,6 +118,8 @@ def compiled_once(
       data: examples of the other arguments. Of all examples only shapes and types matter.
       static: what the program depends on; their `repr` says everything.
       device: where it runs.
+      kept: false where the program depends on more than that, as on what a user's file imports; what jax keeps is named
+        after the lowered program.
 
     Returns:
       A function of `(*carried, *data)`. It is compiled or loaded in another thread: its first call waits for that,
@@ -122,7 +129,7 @@ def compiled_once(
     if device.platform != "cpu" or device.client.device_count() > 1:
         return jitted
     examples = (*carried, *data)
-    file = _file(jax.tree.map(jax.typeof, examples), static)
+    file = _file(jax.tree.map(jax.typeof, examples), static) if kept else None
     trees = jax.tree.structure((examples, {})), jax.tree.structure(carried)
 
     def lower() -> jax.stages.Lowered:
@@ -135,7 +142,7 @@ def compiled_once(
         if kept is not None:
             return kept, None
         program = lowered or lower()
-        with _past_the_cache_of_jax():
+        with _past_the_cache_of_jax() if file else contextlib.nullcontext():
             hits = len(_hits)
             compiled = program.compile()
             return compiled, compiled if len(_hits) == hits else None

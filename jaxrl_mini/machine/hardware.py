@@ -12,6 +12,18 @@ if TYPE_CHECKING:
     import jax
 
 
+def import_jax() -> None:
+    """Imports jax, which reads its environment variables then.
+
+    Raises:
+      UserError: one of them is out of range.
+    """
+    try:
+        import jax  # noqa: F401
+    except ValueError as error:
+        raise UserError(f"an environment variable of jax is out of range: {error}") from error
+
+
 def devices() -> "list[jax.Device]":
     """Those of the kind that jax computes on: as `jax_default_device` says, by name or as a device, or as it finds.
 

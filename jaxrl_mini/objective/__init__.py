@@ -12,11 +12,14 @@ gradient is not: read the gradient norm and the mixed groups beside the loss. Bu
 are all equal has advantage 0; a batch of such groups has loss beta * KL, and moves by it.
 """
 
-from jaxrl_mini.objective.advantage import advantages, group_advantages, outcome_advantages, retention_weights
-from jaxrl_mini.objective.credit import Merged, history_credit, state_credit
-from jaxrl_mini.objective.kl import kl_terms
-from jaxrl_mini.objective.loss import loss_terms, measure
-from jaxrl_mini.objective.surrogates import surrogate
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jaxrl_mini.objective.credit import Merged, advantages, group_advantages, history_credit, state_credit
+    from jaxrl_mini.objective.kl import kl_terms
+    from jaxrl_mini.objective.loss import loss_terms, measure
+    from jaxrl_mini.objective.surrogates import surrogate
 
 __all__ = [
     "Merged",
@@ -26,8 +29,15 @@ __all__ = [
     "kl_terms",
     "loss_terms",
     "measure",
-    "outcome_advantages",
-    "retention_weights",
     "state_credit",
     "surrogate",
 ]
+
+_HOMES = {"kl_terms": "kl", "loss_terms": "loss", "measure": "loss", "surrogate": "surrogates"}
+
+
+def __getattr__(name: str) -> Any:
+    # On first use: the names of the advantages are known to every process, also to one that has no use for jax.
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES.get(name, 'credit')}"), name)

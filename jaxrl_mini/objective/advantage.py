@@ -1,127 +1,184 @@
 """Advantages: what an episode is credited with, from the rewards of its group.
 
-Rewards are 0 or 1, so an advantage is a function of the reward and of k, the successes among the n episodes of the
-group: two numbers a group. Every formula is exactly 0 where all rewards of a group are equal, but for `reinforce`.
+Rewards are 0 or 1, so an advantage is a function of counts:
+
+    f(reward, successes, size)
+
+    reward      the episode's, the number 0.0 or 1.0
+    successes   in its group, a float array; the advantages have its shape, or are one number for all
+    size        of its group, a whole number
+
+A function that also names `batch_successes` or `batch_size` is given these of the whole batch; in the expected loss,
+as of infinitely many groups, of one of 2^40 episodes. Each formula is written once and works on JAX arrays in float32
+and on NumPy arrays in float64 alike: training, the expected loss and the moments of gradients all ask it. It is asked
+for every count from 0 to the size, whichever the reward, so it has to be finite there, too. Those of this file take
+plain numbers as well, and are exactly 0 where all rewards of a group are equal, but for `reinforce`.
+
+One of a user's own is added by `objective.own`.
 """
 
+import inspect
 from collections.abc import Callable
-from functools import partial
+from typing import Any
 
-import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxrl_mini.config import ADVANTAGES, OWN_ADVANTAGES, OWN_FORM, UserError
 
-from jaxrl_mini.machine.xla import stage, total
-from jaxrl_mini.types import Advantages
+Formula = Callable[..., Any]
+Numbers = Any
+"""A number, or an array of floats; those that a function takes broadcast against each other."""
+BATCH = ("batch_successes", "batch_size")
+INFINITE = 2.0**40
+"""The episodes of a batch that stands for infinitely many: with one more, float32 counts the same."""
 
 
-def outcome_advantages(successes: Float[Array, "group *run"], group_size: int) -> Advantages:
-    """group-std: the advantage of a failure and of a success in a group with k successes among n episodes.
+def built_in(function: Formula) -> Formula:
+    """Registers a formula under the name of its function, with hyphens."""
+    ADVANTAGES[function.__name__.replace("_", "-")] = function
+    return function
 
-    (reward - group mean) / group standard deviation, the population's; for rewards of 0 and 1 that is
-    -sqrt(k / (n - k)) and sqrt((n - k) / k), and exactly 0 where all rewards of a group are equal. Source:
+
+def _namespace(counts: Numbers) -> Any:
+    """jax.numpy for JAX arrays, numpy for NumPy's and for plain numbers."""
+    if isinstance(counts, int | float):
+        import numpy as np
+
+        return np
+    return counts.__array_namespace__()
+
+
+@built_in
+def group_std(reward: Numbers, successes: Numbers, size: Numbers) -> Numbers:
+    """(reward - group mean) / group standard deviation, the population's.
+
+    For rewards of 0 and 1 that is -sqrt(k / (n - k)) and sqrt((n - k) / k), with k successes among n episodes. Source:
     group-relative advantage of GRPO, Shao et al. 2024 (arXiv 2402.03300), section 4.1.2.
     """
-    failures = group_size - successes
+    xp = _namespace(successes)
+    failures = size - successes
     mixed = (successes > 0) & (failures > 0)
-    odds = jnp.where(mixed, successes, 1.0) / jnp.where(mixed, failures, 1.0)
-    return Advantages(jnp.where(mixed, -jnp.sqrt(odds), 0.0), jnp.where(mixed, jnp.sqrt(1.0 / odds), 0.0))
+    odds = xp.where(mixed, successes, 1.0) / xp.where(mixed, failures, 1.0)
+    return xp.where(mixed, xp.where(reward > 0, xp.sqrt(1.0 / odds), -xp.sqrt(odds)), 0.0)
 
 
-def sample_std_advantages(successes: Float[Array, "group *run"], group_size: int) -> Advantages:
-    """group-sample-std: `outcome_advantages` with the sample's standard deviation, so sqrt((n - 1) / n) of them.
+@built_in
+def group_sample_std(reward: Numbers, successes: Numbers, size: Numbers) -> Numbers:
+    """`group_std` with the sample's standard deviation, so sqrt((n - 1) / n) of it.
 
     The paper writes std(r) without saying which. TRL and verl take the sample's (torch.std's default) and add 1e-4 or
     1e-6 to it; here nothing is added.
     """
-    shrink = ((group_size - 1) / group_size) ** 0.5
-    return Advantages(*(shrink * one for one in outcome_advantages(successes, group_size)))
+    return ((size - 1) / size) ** 0.5 * group_std(reward, successes, size)
 
 
-def mean_advantages(successes: Float[Array, "group *run"], group_size: int) -> Advantages:
-    """group-mean: reward - group mean, so -k / n and (n - k) / n.
+@built_in
+def group_mean(reward: Numbers, successes: Numbers, size: Numbers) -> Numbers:
+    """The reward - group mean, so -k / n and (n - k) / n. Source: Dr. GRPO, Liu et al. 2025 (arXiv 2503.20783)."""
+    return _margin(reward, successes, size) / size
 
-    Source: Dr. GRPO, Liu et al. 2025 (arXiv 2503.20783).
+
+@built_in
+def batch_std(
+    reward: Numbers, successes: Numbers, size: Numbers, batch_successes: Numbers, batch_size: Numbers
+) -> Numbers:
+    """(reward - group mean) / standard deviation of all rewards of the batch; 0 where they are all equal.
+
+    The deviation is the population's, about the mean of the batch, as in `group_std`; TRL (`scale_rewards="batch"`)
+    takes the sample's. Source: Liu et al. 2025 (arXiv 2508.08221).
     """
-    return Advantages(-successes / group_size, (group_size - successes) / group_size)
+    xp = _namespace(batch_successes)
+    rate = batch_successes / batch_size
+    deviation = xp.sqrt(rate * (1.0 - rate))
+    scale = xp.where(deviation > 0, 1.0 / xp.where(deviation > 0, deviation, 1.0), 0.0)
+    return scale * group_mean(reward, successes, size)
 
 
-def batch_std_advantages(
-    successes: Float[Array, "group *run"], group_size: int, deviation: Float[Array, "*run"] | None = None
-) -> Advantages:
-    """batch-std: (reward - group mean) / standard deviation of all rewards of the batch; 0 where they are all equal.
-
-    The deviation is the population's, about the mean of the batch, as in `outcome_advantages`; TRL
-    (`scale_rewards="batch"`) takes the sample's. Source: Liu et al. 2025 (arXiv 2508.08221).
-
-    Args:
-      successes: k of each group.
-      group_size: n.
-      deviation: the rewards', if it is known otherwise.
-    """
-    if deviation is None:
-        rate = total(successes) / (successes.shape[0] * group_size)
-        deviation = jnp.sqrt(rate * (1.0 - rate))
-    scale = jnp.where(deviation > 0, 1.0 / jnp.where(deviation > 0, deviation, 1.0), 0.0)
-    return Advantages(*(scale * one for one in mean_advantages(successes, group_size)))
-
-
-def leave_one_out_advantages(successes: Float[Array, "group *run"], group_size: int) -> Advantages:
-    """rloo: reward - mean reward of the group's other episodes, so -k / (n - 1) and (n - k) / (n - 1).
+@built_in
+def rloo(reward: Numbers, successes: Numbers, size: Numbers) -> Numbers:
+    """The reward - mean reward of the group's other episodes, so -k / (n - 1) and (n - k) / (n - 1).
 
     The baseline does not depend on the episode, so it biases nothing. Source: Ahmadian et al. 2024 (arXiv 2402.14740),
     after Kool et al. 2019. There the KL is part of the reward; here it stays in the loss.
     """
-    return Advantages(-successes / (group_size - 1), (group_size - successes) / (group_size - 1))
+    return _margin(reward, successes, size) / (size - 1)
 
 
-def likelihood_advantages(successes: Float[Array, "group *run"], group_size: int) -> Advantages:
-    """maxrl: (reward - group mean) / group mean, so -1 and (n - k) / k; 0 in a group without success.
+@built_in
+def maxrl(reward: Numbers, successes: Numbers, size: Numbers) -> Numbers:
+    """(reward - group mean) / group mean, so -1 and (n - k) / k; 0 in a group without success.
 
     Its expectation is the gradient of log p as a series in 1 - p, cut off after n - 1 terms: one fewer than with the
     successes alone, since a group without success has no advantage at all. Source: Tajwar et al. 2026
     (arXiv 2602.02710).
     """
+    xp = _namespace(successes)
     some = successes > 0
-    positive = jnp.where(some, successes, 1.0)
-    return Advantages(
-        jnp.where(some & (successes < group_size), -1.0, 0.0), jnp.where(some, (group_size - successes) / positive, 0.0)
-    )
+    success = xp.where(some, (size - successes) / xp.where(some, successes, 1.0), 0.0)
+    return xp.where(reward > 0, success, xp.where(some & (successes < size), -1.0, 0.0))
 
 
-def plain_advantages(successes: Float[Array, "group *run"], group_size: int) -> Advantages:
-    """reinforce: the reward itself, without a baseline. Source: Williams 1992 (doi:10.1007/BF00992696)."""
-    return Advantages(jnp.zeros_like(successes), jnp.ones_like(successes))
+def _margin(reward: Numbers, successes: Numbers, size: Numbers) -> Numbers:
+    """The group's size times (reward - group mean), without rounding."""
+    return _namespace(successes).where(reward > 0, size - successes, -successes)
 
 
-def retention_weights(successes: Float[Array, "group *run"], group_size: int) -> Advantages:
+@built_in
+def reinforce(reward: Numbers, successes: Numbers, size: Numbers) -> Numbers:
+    """The reward itself, without a baseline. Source: Williams 1992 (doi:10.1007/BF00992696)."""
+    return reward
+
+
+def retention(
+    reward: Numbers, successes: Numbers, size: Numbers, batch_successes: Numbers, batch_size: Numbers
+) -> Numbers:
     """Rejection sampling as an advantage: 0 for a failure, episodes / retained episodes for a success."""
-    retained = jnp.maximum(total(successes), 1.0)
-    weight = jnp.broadcast_to(successes.shape[0] * group_size / retained, successes.shape)
-    return Advantages(jnp.zeros_like(successes), weight)
+    xp = _namespace(batch_successes)
+    some = batch_successes > 0
+    return xp.where((reward > 0) & some, batch_size / xp.where(some, batch_successes, 1.0), 0.0)
 
 
-BY_NAME: dict[str, Callable[..., Advantages]] = {
-    "group-std": outcome_advantages,
-    "group-sample-std": sample_std_advantages,
-    "group-mean": mean_advantages,
-    "batch-std": batch_std_advantages,
-    "rloo": leave_one_out_advantages,
-    "maxrl": likelihood_advantages,
-    "reinforce": plain_advantages,
-}
-"""The functions of `config.ADVANTAGES`."""
+def formula(advantage: str, method: str = "grpo") -> Formula:
+    """What episodes are credited by.
+
+    Raises:
+      UserError: it is a user's own, of a file that nobody named yet.
+    """
+    if method == "rs-sft":
+        return retention
+    found = ADVANTAGES.get(advantage) or OWN_ADVANTAGES.get(advantage)
+    if found is None:
+        raise UserError(f"the advantage {advantage} is not here: name its file, --advantage {OWN_FORM}")
+    return found
 
 
-@partial(stage, static_argnames=("method", "advantage"))
-def advantages(rewards: Float[Array, "group episode *run"], *, method: str, advantage: str = "group-std") -> Advantages:
-    """What each group's failures and successes are credited with under a method."""
-    successes = total(rewards, axis=1)
-    return (retention_weights if method == "rs-sft" else BY_NAME[advantage])(successes, rewards.shape[1])
+def asks_for_batch(function: Formula) -> bool:
+    """Whether a formula depends on the other groups."""
+    return any(name in inspect.signature(function).parameters for name in BATCH)
 
 
-def group_advantages(
-    rewards: Float[Array, "group episode *run"], advantage: str = "group-std"
-) -> Float[Array, "group episode *run"]:
-    """The advantages of a batch as one number per episode."""
-    failure, success = BY_NAME[advantage](total(rewards, axis=1), rewards.shape[1])
-    return jnp.where(rewards > 0, success[:, None], failure[:, None])
+def ask(
+    function: Formula,
+    reward: float,
+    successes: Numbers,
+    size: int,
+    batch: Callable[[], tuple[Numbers, Numbers]],
+) -> Any:
+    """What a formula gives for the episodes with a reward.
+
+    Args:
+      function: the formula.
+      reward: 0.0 or 1.0.
+      successes: in each group.
+      size: of a group.
+      batch: gives successes and episodes of the batch; called only for a formula that asks for them.
+    """
+    names = [name for name in BATCH if name in inspect.signature(function).parameters]
+    wide = dict(zip(BATCH, batch(), strict=True)) if names else {}
+    return function(reward=reward, successes=successes, size=size, **{name: wide[name] for name in names})
+
+
+def credited(
+    function: Formula, reward: float, successes: Numbers, size: int, batch: Callable[[], tuple[Numbers, Numbers]]
+) -> Numbers:
+    """The same as an array in the type of `successes`, which broadcasts against it."""
+    value = ask(function, reward, successes, size, batch)
+    return _namespace(successes).asarray(value, dtype=successes.dtype)

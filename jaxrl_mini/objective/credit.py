@@ -1,4 +1,4 @@
-"""Credit: a batch as the few sums its loss depends on, by (context, action).
+"""Credit: what a batch's episodes are credited with, and the few sums its loss depends on, by (context, action).
 
 An action's share says how steps and episodes are averaged, in a batch of N episodes:
 
@@ -24,8 +24,37 @@ from jaxtyping import Array, Float, Int
 from jaxrl_mini.config import DEFAULT_VARIANT, Variant
 from jaxrl_mini.episodes.packed import CHOICE_BITS, CHOICE_MASK, Episodes
 from jaxrl_mini.machine.xla import pick, stage, total
+from jaxrl_mini.objective.advantage import credited, formula
 from jaxrl_mini.tasks.repair import MAX_STEPS, NUM_ACTIONS, NUM_STATES, NUM_VARIANTS
 from jaxrl_mini.types import Advantages, Credit
+
+SHARES = {
+    "episode-mean": 1.0 / np.arange(1, MAX_STEPS + 1),
+    "step-mean": np.ones(MAX_STEPS),
+    "fixed-length": np.full(MAX_STEPS, 1.0 / MAX_STEPS),
+}
+"""The share of an action by the length of its episode, from 1 to 6, times the episodes of the batch; those of
+`step-mean` are up to its actions."""
+
+
+@partial(stage, static_argnames=("method", "advantage"))
+def advantages(rewards: Float[Array, "group episode *run"], *, method: str, advantage: str = "group-std") -> Advantages:
+    """What each group's failures and successes are credited with under a method."""
+    successes, function = total(rewards, axis=1), formula(advantage, method)
+
+    def batch() -> tuple[Array, int]:
+        return total(successes), rewards.shape[0] * rewards.shape[1]
+
+    by_reward = (credited(function, reward, successes, rewards.shape[1], batch) for reward in (0.0, 1.0))
+    return Advantages(*(jnp.broadcast_to(one, successes.shape) for one in by_reward))
+
+
+def group_advantages(
+    rewards: Float[Array, "group episode *run"], advantage: str = "group-std"
+) -> Float[Array, "group episode *run"]:
+    """The advantages of a batch as one number per episode."""
+    failure, success = advantages(rewards, method="grpo", advantage=advantage)
+    return jnp.where(rewards > 0, success[:, None], failure[:, None])
 
 
 def state_credit(

@@ -18,11 +18,12 @@ from typing import Any
 
 import jax
 
-from jaxrl_mini.config import UserError
+from jaxrl_mini.config import OWN_ADVANTAGES, UserError
 from jaxrl_mini.machine import jax_settings
 from jaxrl_mini.machine.compilation import use_compilation_cache
 from jaxrl_mini.machine.hardware import cores, default_device, use_one_thread_per_call
 from jaxrl_mini.machine.runtime import runtime
+from jaxrl_mini.objective.advantage import formula
 from jaxrl_mini.sweeps import table_part
 from jaxrl_mini.sweeps.dataset import Dataset
 from jaxrl_mini.sweeps.grid import Grid
@@ -65,10 +66,13 @@ def run_sweep(
       say: takes a line for the user.
 
     Raises:
-      UserError: the folder holds something else or cannot be written, or there is no such engine or cluster.
+      UserError: the folder holds something else or cannot be written, an advantage is not here, or there is no such
+        engine or cluster.
     """
     if engine not in ENGINES:
         raise UserError(f"--engine {engine!r} is unknown: expected one of {', '.join(ENGINES)}")
+    for advantage in {config.advantage for config in grid.settings}:
+        formula(advantage)
     numbers = shard_parts(grid, shard)
     here = here_for(grid, engine)
     dataset = Dataset.create(output, grid, here)
@@ -195,11 +199,12 @@ def compute_on_ray(dataset: Dataset, numbers: Sequence[int], address: str | None
             raise UserError(f"--address {address or 'auto'}: no Ray cluster answers there ({error})") from error
     task = ray.remote(num_cpus=1, max_retries=RETRIES)(_compute_remotely)
     folder, todo = str(dataset.path.resolve()), iter(numbers)
+    own = dict(OWN_ADVANTAGES)  # by value: the workers need not see the files that `--advantage` names
     in_flight = max(
         2,
         2 * int(ray.cluster_resources().get("CPU", 1)),
     )
-    waiting = [task.remote(folder, number) for number in itertools.islice(todo, in_flight)]
+    waiting = [task.remote(folder, number, own) for number in itertools.islice(todo, in_flight)]
     try:
         while waiting:
             (first,), waiting = ray.wait(waiting, num_returns=1)
@@ -207,7 +212,7 @@ def compute_on_ray(dataset: Dataset, numbers: Sequence[int], address: str | None
                 number = ray.get(first)
             except ray.exceptions.RayTaskError as error:
                 raise error.cause if isinstance(error.cause, UserError) else error from None
-            waiting += [task.remote(folder, another) for another in itertools.islice(todo, 1)]
+            waiting += [task.remote(folder, another, own) for another in itertools.islice(todo, 1)]
             yield number
     finally:
         for one in waiting:
@@ -231,5 +236,6 @@ def _opened(folder: str) -> Dataset:
     return dataset
 
 
-def _compute_remotely(folder: str, number: int) -> int:
+def _compute_remotely(folder: str, number: int, own: dict[str, Any]) -> int:
+    OWN_ADVANTAGES.update(own)
     return compute_part(_opened(folder), number)
