@@ -1,6 +1,7 @@
 """What several test files share: the command lines in this process, and one finished run per method."""
 
 import os
+import signal
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
@@ -18,8 +19,12 @@ import pytest
 from jaxrl_mini import replay, tiny_model, train
 from jaxrl_mini.config import Config
 from jaxrl_mini.learning import block, loop, result
-from jaxrl_mini.machine import commandline, files, jax_settings
+from jaxrl_mini.machine import commandline, files, jax_settings, signals
 from jaxrl_mini.runs import recording
+
+# What starts the tests in the background may have had these ignored, and so they would be by all that tests start.
+for _number in {*signals.NUMBERS} - {*signals.not_ignored()}:
+    signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
 
 jax.config.update("jax_debug_key_reuse", True)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # what one process compiled, the others read
