@@ -37,6 +37,11 @@ EXACT_EVERY = 10
 """Iterations between a language model's exact evaluations, by default."""
 BLOCK = 64
 """Runs that are computed side by side, by one call of a compiled program."""
+ARTICLE = "binary-search-repair"
+"""The task of the article, which is the default."""
+ELSEWHERE = {"backend": "hf", "reward": "public-test", "exact_gradient": True}
+"""Settings that are not there for other tasks."""
+MAX_TASK_NAME = 1000
 MAX_SEED = 2**32 - 1
 MAX_COUNT = 2**31 - 1
 HISTORY_EVERY = f"a whole number from 0 to {MAX_COUNT}"
@@ -108,6 +113,13 @@ def _one_form(reward: str) -> str:
     return reward if noise is None else f"noisy:{noise!r}"
 
 
+def _task_name(task: str) -> str:
+    """What may name a task, as far as its form goes."""
+    if not isinstance(task, str) or not task or not task.isprintable() or len(task) > MAX_TASK_NAME:
+        raise UserError(f"--task {repr(task)[:200]} names no task: expected a name such as repair:lines=3")
+    return str.__str__(task)
+
+
 @dataclass(frozen=True)
 class Config:
     """Everything that decides a run's numbers.
@@ -116,6 +128,12 @@ class Config:
       UserError: a value is of the wrong type or outside its range; the message names it and the range.
     """
 
+    task: str = setting(
+        ARTICLE,
+        "what is done: a task's name, FILE.py:CLASS or package.module:CLASS, with parameters as in repair:lines=3",
+        metavar="TASK",
+        parse=_task_name,
+    )
     backend: str = setting("table", "policy: a table of logits, or a Hugging Face language model", choices=BACKENDS)
     method: str = setting("grpo", "clipped policy gradient, or rejection-sampling SFT", choices=METHODS)
     model: str | None = setting(None, "folder of the language model (backend hf)", metavar="DIR")
@@ -165,6 +183,13 @@ class Config:
             )
         if self.backend == "hf" and self.model is None:
             raise UserError("--model is missing: backend hf needs the folder of a language model")
+        if self.task != ARTICLE:
+            for name, value in ELSEWHERE.items():
+                if getattr(self, name) == value:
+                    flag = "--" + name.replace("_", "-") + (f" {value}" if value is not True else "")
+                    raise UserError(
+                        f"{flag} is for task {ARTICLE} alone: leave it out, or leave out --task {self.task}"
+                    )
         for name in LANGUAGE_ONLY:
             if self.backend != "hf" and (value := getattr(self, name)) is not None:
                 flag = "--" + name.replace("_", "-")
@@ -201,8 +226,11 @@ class Config:
         return ((iteration + 1) % every == 0) | (iteration + 1 == self.iterations)
 
     def to_dict(self) -> dict[str, Any]:
-        """The settings as plain data, with `effective_lr` beside them."""
-        return {**dataclasses.asdict(self), "effective_lr": self.effective_lr}
+        """The settings as plain data, with `effective_lr` beside them; the task, where it is not the article's."""
+        data = {**dataclasses.asdict(self), "effective_lr": self.effective_lr}
+        if self.task == ARTICLE:
+            del data["task"]
+        return data
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "Config":
@@ -211,7 +239,7 @@ class Config:
         Raises:
           UserError: a key is unknown or missing, a value is wrong, or `effective_lr` contradicts `lr`.
         """
-        names = {field.name for field in dataclasses.fields(cls)}
+        names, data = {field.name for field in dataclasses.fields(cls)}, {"task": ARTICLE, **data}
         if set(data) - {"effective_lr"} != names:
             odd = sorted((set(data) - {"effective_lr"}) ^ names)
             raise UserError(f"config has unknown or missing keys: {', '.join(map(str, odd))}")

@@ -59,9 +59,9 @@ def rewards_of(
     """
     if reward == "verifier":
         return _graded(episodes, verdicts, iteration)
-    if reward == "constant":
-        return jnp.ones(episodes.packed.shape, jnp.float32)
-    return _worrying(episodes, verdicts, seeds, iteration, reward=reward)
+    if reward == "public-test":
+        return _graded(episodes, jnp.broadcast_to(PUBLIC_TEST, verdicts.shape), iteration)
+    return worrying(_graded(episodes, verdicts, iteration), seeds, iteration, reward=reward)
 
 
 @stage
@@ -72,17 +72,12 @@ def _graded(
 
 
 @partial(stage, static_argnames="reward")
-def _worrying(
-    episodes: Episodes,
-    verdicts: Bool[AnyArray, "iteration group variant"],
-    seeds: Seeds,
-    iteration: int | Int[Array, ""],
-    *,
-    reward: str,
+def worrying(
+    passed: Float[Array, "group episode *run"], seeds: Seeds, iteration: int | Int[Array, ""], *, reward: str
 ) -> Float[Array, "group episode *run"]:
-    if reward == "public-test":
-        return jnp.asarray(rollout.grade(episodes, jnp.broadcast_to(PUBLIC_TEST, verdicts.shape[1:])))
-    passed = jnp.asarray(rollout.grade(episodes, verdicts[iteration % len(verdicts)]))
+    """What `rewards_of` makes of the verifier's verdicts: shuffled, constant or noisy."""
+    if reward == "constant":
+        return jnp.ones_like(passed)
     groups, group_size, *run_shape = passed.shape
     uniforms = rollout.draw_uniforms(seeds, STREAM, iteration, groups, group_size)[0]
     if reward == "shuffled":

@@ -53,12 +53,12 @@ def draw_uniforms(
 
     Each is a function of (seed, stream, iteration, number of the episode in the batch, step) alone.
     """
-    key, batch = _key(seeds, iteration, stream=stream), (groups, group_size, *seeds.shape)
-    return [_uniforms(key, step, batch) for step in range(MAX_STEPS)]
+    key, batch = key_of(seeds, iteration, stream=stream), (groups, group_size, *seeds.shape)
+    return [uniforms_of(key, step, batch) for step in range(MAX_STEPS)]
 
 
 @partial(unless_numpy, compile=stage, static_argnames="stream")
-def _key(seeds: Seeds, iteration: int | Int[AnyArray, ""], *, stream: int) -> UInt32[AnyArray, "2 *run"]:
+def key_of(seeds: Seeds, iteration: int | Int[AnyArray, ""], *, stream: int) -> UInt32[AnyArray, "2 *run"]:
     """The two words that all numbers of a batch are drawn with."""
     xp = seeds.__array_namespace__()
     zero = xp.zeros_like(seeds)
@@ -67,7 +67,7 @@ def _key(seeds: Seeds, iteration: int | Int[AnyArray, ""], *, stream: int) -> UI
     return pick(threefry2x32((zero, seeds), counter), first_or_second)
 
 
-def _uniforms(
+def uniforms_of(
     key: UInt32[AnyArray, "2 *run"], step: int | Int[AnyArray, ""], batch: tuple[int, ...]
 ) -> Float[AnyArray, "group episode *run"]:
     """The numbers of a step; a call of the generator has those of two."""
@@ -103,7 +103,7 @@ def rollout(
     """
     xp, run_shape = seeds.__array_namespace__(), probs.shape[2:]
     by_step = probs.reshape(MAX_STEPS, NUM_VARIANTS, NUM_ACTIONS, *run_shape)
-    play_step = partial(_play_step, by_step, _key(seeds, iteration, stream=stream))
+    play_step = partial(_play_step, by_step, key_of(seeds, iteration, stream=stream))
     return Episodes(repeat(MAX_STEPS, play_step, xp.zeros((groups, group_size, *run_shape), dtype=xp.int32)))
 
 
@@ -114,7 +114,7 @@ def _play_step(
     step: int | Int[AnyArray, ""],
     packed: Int[AnyArray, "group episode *run"],
 ) -> Int[AnyArray, "group episode *run"]:
-    artifacts, uniforms = _artifacts(packed, step), _uniforms(key, step, packed.shape)
+    artifacts, uniforms = _artifacts(packed, step), uniforms_of(key, step, packed.shape)
     xp = packed.__array_namespace__()
     actions, below = xp.zeros_like(packed), xp.zeros_like(uniforms)
     for action in range(NUM_ACTIONS - 1):

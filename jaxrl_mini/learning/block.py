@@ -7,19 +7,23 @@ programs at the same shapes: its numbers never depend on its neighbours.
 import threading
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import Any
 
 import jax
 import numpy as np
 from jaxtyping import Float, Int
 
-from jaxrl_mini.config import BLOCK, OWN_ADVANTAGES, Config
+from jaxrl_mini.config import ARTICLE, BLOCK, OWN_ADVANTAGES, Config
 from jaxrl_mini.episodes import verifier
+from jaxrl_mini.episodes.grounds import grounds
 from jaxrl_mini.learning import evaluation, training
 from jaxrl_mini.learning.evaluation import Evaluations
 from jaxrl_mini.learning.training import CHUNK, Log, Sizes, State
 from jaxrl_mini.machine import compilation, hardware
 from jaxrl_mini.policies import table
-from jaxrl_mini.tasks.repair import NUM_ACTIONS, NUM_VARIANTS
+from jaxrl_mini.tasks.compiled import CompiledTask
+from jaxrl_mini.tasks.repair import NUM_VARIANTS
+from jaxrl_mini.tasks.specification import load_task
 from jaxrl_mini.types import Columns, Distribution, Settings
 
 
@@ -42,7 +46,8 @@ class Block:
         data = (_padded(seeds, np.uint32), padded, *_start(sizes))
         device = device or hardware.default_device()
         self.seeds, self.settings, self.state, self.log = jax.device_put(data, device)
-        self._reference = _reference(device)
+        self._reference = _reference(sizes.shape, device)
+        self._grounds = None if sizes.task is None else jax.device_put(grounds(sizes.task), device)
         self._program = program(sizes, tuple(name for name in Settings._fields if name in settings), device)
         self.iteration = 0
 
@@ -54,13 +59,17 @@ class Block:
     def advance(self, count: int) -> None:
         """Runs `count` iterations, to the end of their chunk of 20 at most."""
         first = self.iteration - self.iteration % CHUNK
-        verdicts = verifier.training_verdicts(first, CHUNK, self.sizes.groups)
+        verdicts = self._grounds
+        if verdicts is None:
+            verdicts = verifier.training_verdicts(first, CHUNK, self.sizes.groups)
         numbers = np.int32(self.iteration), np.int32(self.iteration + count)
         data = (self.seeds, self._reference, self.settings, verdicts, *numbers)
         self.state, self.log = self._program(self.state, self.log, *data)
         self.iteration += count
 
-    def record(self, iterations: Int[np.ndarray, " iteration"]) -> tuple[Log, Float[np.ndarray, "iteration 24 6 run"]]:
+    def record(
+        self, iterations: Int[np.ndarray, " iteration"]
+    ) -> tuple[Log, Float[np.ndarray, "iteration context action run"]]:
         """Runs to the last of some iterations of one chunk; returns the log of each, and the policies after each."""
         logs, logits = [], []
         for number in iterations.tolist():
@@ -71,7 +80,7 @@ class Block:
 
     def logged(self) -> Log:
         """What the last iteration left behind, as NumPy arrays [..., run]."""
-        return jax.tree.map(lambda leaf: np.array(leaf)[..., : self.runs], self.log)
+        return jax.tree.map(lambda leaf: np.array(np.asarray(leaf)[..., : self.runs]), self.log)
 
     def go_on(self, state: State, iteration: int) -> None:
         """Takes over the state of a like block after so many iterations."""
@@ -79,12 +88,14 @@ class Block:
 
     def logits(self) -> np.ndarray:
         """float32 [state, action, run]: the policies now."""
-        return np.array(self.state.params)[..., : self.runs]
+        return np.array(np.asarray(self.state.params)[..., : self.runs])
 
     def evaluate(self, episodes: int) -> Evaluations:
-        """Evaluates the policies over so many sampled episodes, and exactly."""
-        verdicts = verifier.evaluation_verdicts(episodes)
-        return evaluation.evaluate(self.logits(), np.asarray(self.seeds)[: self.runs], verdicts)
+        """Evaluates the policies over so many sampled episodes, and exactly; of any task, on each of its splits."""
+        seeds = np.asarray(self.seeds)[: self.runs]
+        if self.sizes.task is not None:
+            return evaluation.evaluate_task(self.sizes.task, self.logits(), seeds, episodes)
+        return evaluation.evaluate(self.logits(), seeds, verifier.evaluation_verdicts(episodes))
 
 
 def _padded(column: np.ndarray, kind: type[np.generic]) -> np.ndarray:
@@ -96,7 +107,12 @@ def _padded(column: np.ndarray, kind: type[np.generic]) -> np.ndarray:
 
 def sizes_of(config: Config) -> Sizes:
     """The program of a setting."""
-    return Sizes(config.method, config.groups, config.group_size, config.epochs, config.variant)
+    return Sizes(config.method, config.groups, config.group_size, config.epochs, config.variant, task_of(config))
+
+
+def task_of(config: Config) -> CompiledTask | None:
+    """The task of a setting; None for the article's, which has programs of its own."""
+    return None if config.task == ARTICLE else load_task(config.task)
 
 
 def settings_of(configs: Sequence[Config]) -> Columns:
@@ -110,8 +126,8 @@ def settings_of(configs: Sequence[Config]) -> Columns:
 @lru_cache(maxsize=64)
 def _start(sizes: Sizes) -> tuple[State, Log]:
     """What every block starts from, as NumPy arrays: the uniform policy."""
-    logits = table.initial_logits((BLOCK,))
-    uniform = Distribution(np.full_like(logits, table.UNIFORM_LOG_PROB), np.full_like(logits, 1 / NUM_ACTIONS))
+    logits, log_probs = table.initial_logits((BLOCK,), sizes.shape), table.uniform_log_probs((BLOCK,), sizes.shape)
+    uniform = Distribution(log_probs, np.full_like(logits, 1 / sizes.shape[1]))
     return training.initial_state(logits, uniform, (BLOCK,)), training.empty_log(sizes, (BLOCK,))
 
 
@@ -127,13 +143,16 @@ _compiling = threading.Lock()
 @lru_cache(maxsize=64)
 def _compile(sizes: Sizes, used: tuple[str, ...], device: jax.Device) -> Callable[..., tuple[State, Log]]:
     settings = Settings(**{name: np.zeros(BLOCK, np.float32) for name in used})
-    verdicts = np.zeros((CHUNK, sizes.groups, NUM_VARIANTS), bool)
-    data = (np.zeros(BLOCK, np.uint32), table.initial_logits((BLOCK,)), settings, verdicts, np.int32(0), np.int32(0))
+    verdicts: Any = np.zeros((CHUNK, sizes.groups, NUM_VARIANTS), bool)
+    if sizes.task is not None:
+        verdicts = grounds(sizes.task)
+    reference = table.uniform_log_probs((BLOCK,), sizes.shape)
+    data = (np.zeros(BLOCK, np.uint32), reference, settings, verdicts, np.int32(0), np.int32(0))
     kept = sizes.variant.advantage not in OWN_ADVANTAGES
     return compilation.compiled_once(training.advance, _start(sizes), *data, static=(sizes,), device=device, kept=kept)
 
 
 @lru_cache(maxsize=64)
-def _reference(device: jax.Device) -> jax.Array:
+def _reference(shape: tuple[int, int], device: jax.Device) -> jax.Array:
     """The uniform policy is the reference, too."""
-    return jax.device_put(np.full_like(table.initial_logits((BLOCK,)), table.UNIFORM_LOG_PROB), device)
+    return jax.device_put(table.uniform_log_probs((BLOCK,), shape), device)

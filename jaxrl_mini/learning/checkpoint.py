@@ -212,7 +212,7 @@ class Checkpoints:
         try:
             tree = arrays.read(place / ARRAYS)
             history = {name.partition(" ")[2]: column for name, column in sorted(tree["history"].items())}
-            before = Evaluation(**tree["before"])
+            before = Evaluation.of(tree["before"])
             if {len(column) for column in (*history.values(), *tree["left"].values())} != {self.newest}:
                 raise ValueError("arrays of other lengths than the iterations done")
             if not np.array_equal(tree["beginning"], self._beginning):

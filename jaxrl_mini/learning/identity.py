@@ -10,10 +10,12 @@ import jax
 
 from jaxrl_mini import config as settings
 from jaxrl_mini.config import Config
+from jaxrl_mini.learning.block import task_of
 from jaxrl_mini.machine import runtime
 
 Identity = Mapping[str, Mapping[str, Any]]
-"""`config`: the settings. `model`: a digest of each file of the language model. `runtime`: what decides of it."""
+"""`config`: the settings. `model`: digests of the task and of each file of the language model. `runtime`: what decides
+of it."""
 
 
 def of(config: Config, mesh: jax.sharding.Mesh | None = None) -> Identity:
@@ -23,10 +25,12 @@ def of(config: Config, mesh: jax.sharding.Mesh | None = None) -> Identity:
       UserError: the model's files cannot be read.
     """
     model: dict[str, str] = {}
+    if (task := task_of(config)) is not None:
+        model[f"task {config.task}"] = task.digest
     if config.model is not None:
         from jaxrl_mini.policies.folders import digests  # imports safetensors, for which a table should not wait
 
-        model = digests(config.model)
+        model |= digests(config.model)
     here = {**runtime.without_commit(), "mesh": None if mesh is None else dict(mesh.shape)}
     deciding = runtime.deciding(here, threads=config.backend == "hf")
     return {"config": config.to_dict(), "model": model, "runtime": deciding}

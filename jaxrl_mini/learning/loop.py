@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxrl_mini.config import Config
 from jaxrl_mini.episodes import verifier
+from jaxrl_mini.episodes.play import Play
 from jaxrl_mini.learning.block import Block
 from jaxrl_mini.learning.checkpoint import Checkpoints, Snapshot
 from jaxrl_mini.learning.metrics import History, history_of, joined
@@ -58,7 +59,7 @@ def _run_table(config: Config, on_chunk: Callable[[History], None] | None, check
     before = past.before if past else block.evaluate(config.eval_episodes)[0]
     # While the program is compiled or loaded, what else takes time: for the record's intervals, and for the iterations.
     importlib.import_module("scipy.special")
-    for first in range(0, min(config.iterations, AHEAD), CHUNK):
+    for first in range(0, min(config.iterations, AHEAD) if block.sizes.task is None else 0, CHUNK):
         verifier.training_verdicts(first, CHUNK, config.groups)
     block.advance(0)
     initial, histories, lefts, reported = block.logits()[..., 0], list[History](), list[Columns](), 0
@@ -80,7 +81,7 @@ def _run_table(config: Config, on_chunk: Callable[[History], None] | None, check
         log, policies = block.record(numbers)
         history = history_of(log, policies, numbers, block.settings, block.sizes)
         histories.append({name: column[..., 0] for name, column in history.items()})
-        left = {"logits": policies, "packed": log.episodes.packed, "rewards": log.rewards}
+        left = {"logits": policies, **log.episodes._asdict(), "passed": log.passed, "rewards": log.rewards}
         lefts.append({name: array[..., 0] for name, array in left.items() if array is not None})
         if on_chunk and (end == config.iterations or end % CHUNK == 0):
             on_chunk(joined(histories[reported:]))
@@ -91,5 +92,6 @@ def _run_table(config: Config, on_chunk: Callable[[History], None] | None, check
     ran, left = time.perf_counter() - started, joined(lefts)
     timing = {"train_and_final_eval_seconds": compiled + ran, "compile_seconds": compiled, "run_seconds": ran}
     logits = np.concatenate([initial[None], left["logits"]])
-    rewards = left.get("rewards")
-    return Result(config, before, after, joined(histories), logits, left["packed"], timing, rewards=rewards)
+    played = Play(*(left[name] for name in Play._fields)) if "choices" in left else None
+    figures = before, after, joined(histories), logits, left.get("packed"), timing
+    return Result(config, *figures, rewards=left.get("rewards"), played=played, passed=left.get("passed"))

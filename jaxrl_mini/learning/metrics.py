@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from jaxrl_mini import objective
 from jaxrl_mini.episodes import rollout, verifier
 from jaxrl_mini.episodes.packed import Episodes
-from jaxrl_mini.exact import success
+from jaxrl_mini.exact import situations, success
 from jaxrl_mini.learning.training import CHUNK, Log, Sizes
 from jaxrl_mini.policies import table
 from jaxrl_mini.tasks.repair import NUM_VARIANTS
@@ -39,10 +39,7 @@ def columns(
     of 0 and of 1), for rs-sft `retained_episodes`, and for a reward that is not the verifier's `mean_reward`.
     """
     runs = log.gradient_norm.shape[1]
-    chunks = [divmod(int(iteration), CHUNK) for iteration in iterations]  # verdicts are computed and kept by chunk
-    verdicts = np.stack([verifier.training_verdicts(CHUNK * chunk, CHUNK, sizes.groups)[i] for chunk, i in chunks])
-    by_group = Episodes(log.episodes.packed.reshape(-1, sizes.group_size, runs))
-    passed = rollout.grade(by_group, verdicts.reshape(-1, NUM_VARIANTS)).reshape(log.episodes.packed.shape)
+    passed = _passed(log, iterations, sizes) if log.passed is None else log.passed
     rewards = passed if log.rewards is None else log.rewards
     successes = rewards.sum(axis=2).astype(np.int64)
     retained = successes.sum(axis=1)
@@ -70,15 +67,32 @@ def columns(
     return history
 
 
+def _passed(
+    log: Log, iterations: Int[np.ndarray, " iteration"], sizes: Sizes
+) -> Float[np.ndarray, "iteration group episode run"]:
+    """The verifier's verdicts on logged episodes of the article's task."""
+    runs = log.gradient_norm.shape[1]
+    chunks = [divmod(int(iteration), CHUNK) for iteration in iterations]  # verdicts are computed and kept by chunk
+    verdicts = np.stack([verifier.training_verdicts(CHUNK * chunk, CHUNK, sizes.groups)[i] for chunk, i in chunks])
+    assert isinstance(log.episodes, Episodes)
+    by_group = Episodes(log.episodes.packed.reshape(-1, sizes.group_size, runs))
+    return np.asarray(rollout.grade(by_group, verdicts.reshape(-1, NUM_VARIANTS))).reshape(log.episodes.packed.shape)
+
+
 def history_of(
     log: Log,
-    logits: Float[np.ndarray, "iteration 24 6 run"],
+    logits: Float[np.ndarray, "iteration context action run"],
     iterations: Int[np.ndarray, " iteration"],
     settings: Settings,
     sizes: Sizes,
 ) -> History:
     """`columns` of logged iterations, and the `exact_success_rate` of the policies after them."""
-    accepted = verifier.training_verdicts(0, CHUNK, sizes.groups).mean(axis=(0, 1))
-    exact = success.exact_of_logits(np.moveaxis(logits, 0, -2), accepted).success_rate
-    reference = np.full_like(log.behavior, table.UNIFORM_LOG_PROB)
+    by_policy = np.moveaxis(logits, 0, -2)
+    if sizes.task is None:
+        accepted = verifier.training_verdicts(0, CHUNK, sizes.groups).mean(axis=(0, 1))
+        exact = success.exact_of_logits(by_policy, accepted).success_rate
+    else:
+        exact = situations.exact_of_logits(sizes.task, by_policy, "train").success_rate
+    reference = table.uniform_log_probs(shape=sizes.shape)[None, ..., None]
+    reference = np.broadcast_to(reference, log.behavior.shape)
     return {**columns(log, reference, iterations, settings, sizes), "exact_success_rate": np.asarray(exact)}

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from jaxrl_mini.config import Config
+from jaxrl_mini.episodes.play import Play
 from jaxrl_mini.learning.evaluation import Evaluation
 from jaxrl_mini.learning.metrics import History
 from jaxrl_mini.types import ByContent
@@ -25,8 +26,8 @@ class Result(ByContent):
     """An array [iteration] per metric."""
     logits: np.ndarray | None
     """float32 [iteration + 1, state, action]: the table policy before the first and after every iteration."""
-    packed_episodes: np.ndarray
-    """int32 [iteration, group, episode]: the sampled episodes (see `packed.Episodes`)."""
+    packed_episodes: np.ndarray | None
+    """int32 [iteration, group, episode]: the sampled episodes (see `packed.Episodes`); None on another task."""
     timing: dict[str, float] = field(compare=False)
     """Seconds: `compile_seconds`, `run_seconds`, and `train_and_final_eval_seconds`, which both are part of."""
     checkpoint: Any = None
@@ -37,6 +38,10 @@ class Result(ByContent):
     """float32 [iteration, group, episode], where they are not the verifier's verdicts on the sampled episodes."""
     mesh: dict[str, int] | None = None
     """Devices by axis, where a language model had several."""
+    played: Play | None = None
+    """The sampled episodes of a task that is not the article's, [iteration, ...]."""
+    passed: np.ndarray | None = None
+    """float32 [iteration, group, episode]: the verifier's verdicts on them."""
 
     @property
     def logits_crc32(self) -> int:

@@ -15,12 +15,15 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_mini import objective
 from jaxrl_mini.config import DEFAULT_VARIANT, Variant
-from jaxrl_mini.episodes import rollout
+from jaxrl_mini.episodes import play, rollout
+from jaxrl_mini.episodes.grounds import Grounds
 from jaxrl_mini.episodes.packed import Episodes
-from jaxrl_mini.episodes.rewards import rewards_of
+from jaxrl_mini.episodes.play import Play
+from jaxrl_mini.episodes.rewards import rewards_of, worrying
 from jaxrl_mini.exact import expected
 from jaxrl_mini.machine.xla import repeat, stage, total
 from jaxrl_mini.policies import table
+from jaxrl_mini.tasks.compiled import CompiledTask
 from jaxrl_mini.tasks.repair import NUM_ACTIONS, NUM_STATES
 from jaxrl_mini.types import AnyArray, Credit, Distribution, Seeds, Settings
 
@@ -37,6 +40,13 @@ class Sizes(NamedTuple):
     group_size: int
     epochs: int
     variant: Variant = DEFAULT_VARIANT
+    task: CompiledTask | None = None
+    """None is the article's, whose episodes fit in an integer each."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of a policy's logits: contexts and actions."""
+        return (NUM_STATES, NUM_ACTIONS) if self.task is None else self.task.shape
 
 
 class Batch(NamedTuple):
@@ -82,7 +92,7 @@ Backward = Callable[[State, Batch, LossGradient], tuple[Float[Array, "context ac
 class Log(NamedTuple):
     """What an iteration leaves behind."""
 
-    episodes: Episodes
+    episodes: Episodes | Play
     """The batch, [group, episode, *run]."""
     credit: Credit
     """What the episodes were credited with, by [context, action, *run]."""
@@ -94,6 +104,8 @@ class Log(NamedTuple):
     """The gradient's norm at the last optimizer step, before it is clipped."""
     rewards: Float[AnyArray, "group episode *run"] | None = None
     """The rewards, where they are not the verifier's verdicts."""
+    passed: Float[AnyArray, "group episode *run"] | None = None
+    """The verifier's verdicts, where they are drawn."""
 
 
 def initial_state(params: Any, policy: Distribution | None = None, run_shape: tuple[int, ...] = ()) -> State:
@@ -223,28 +235,30 @@ def _has_credit(credit: Credit) -> Bool[Array, "*run"]:
 @partial(stage, static_argnames="sizes")
 def learn(
     state: State,
-    episodes: Episodes,
+    episodes: Episodes | Play,
     rewards: Float[Array, "group episode *run"],
-    reference: Float[Array, "24 6 *run"],
+    reference: Float[Array, "context action *run"],
     settings: Settings,
     sizes: Sizes,
     credit: Credit | None = None,
 ) -> tuple[State, Log]:
     """The table policy learns from rewarded episodes, which it sampled; or from `credit`, if it is given."""
     if credit is None:
-        credit = _credit(episodes, rewards, method=sizes.method, variant=sizes.variant)
+        credit = _credit(episodes, rewards, sizes=sizes)
     batch = Batch(state.policy.log_probs, reference, credit)
     state, log_probs, norm = update(state, _table_backward, batch, settings, sizes, policy_of=table.distribution)
     logged = None if sizes.variant.reward == "verifier" else rewards
     return state, Log(episodes, batch.credit, batch.behavior, log_probs, norm, logged)
 
 
-@partial(stage, static_argnames=("method", "variant"))
-def _credit(
-    episodes: Episodes, rewards: Float[Array, "group episode *run"], *, method: str, variant: Variant
-) -> Credit:
-    advantages = objective.advantages(rewards, method=method, advantage=variant.advantage)
-    return objective.state_credit(episodes, rewards, advantages, variant)
+@partial(stage, static_argnames="sizes")
+def _credit(episodes: Episodes | Play, rewards: Float[Array, "group episode *run"], *, sizes: Sizes) -> Credit:
+    advantages = objective.advantages(rewards, method=sizes.method, advantage=sizes.variant.advantage)
+    if isinstance(episodes, Episodes):
+        return objective.state_credit(episodes, rewards, advantages, sizes.variant)
+    contexts, actions = sizes.shape
+    views = contexts // len(episodes.choices)
+    return objective.play_credit(episodes, rewards, advantages, sizes.variant, views=views, actions=actions)
 
 
 def _table_backward(state: State, batch: Batch, loss_gradient: LossGradient) -> tuple[Array, Array]:
@@ -255,13 +269,15 @@ def _table_backward(state: State, batch: Batch, loss_gradient: LossGradient) -> 
 def iterate(
     state: State,
     seeds: Seeds,
-    reference: Float[Array, "24 6 *run"],
+    reference: Float[Array, "context action *run"],
     settings: Settings,
     number: Int[Array, ""],
-    verdicts: Bool[Array, "20 group variant"],
+    verdicts: Bool[Array, "20 group variant"] | Grounds,
     sizes: Sizes,
 ) -> tuple[State, Log]:
     """One iteration of the table policy: sample episodes, grade them, learn from them."""
+    if isinstance(verdicts, Grounds):
+        return _iterate_any(state, seeds, reference, settings, number, verdicts, sizes)
     episodes = rollout.rollout(
         state.policy.probs, seeds, number, stream=rollout.TRAINING, groups=sizes.groups, group_size=sizes.group_size
     )
@@ -278,13 +294,34 @@ def iterate(
     return learn(state, episodes, rewards, reference, settings, sizes=sizes, credit=credit)
 
 
+def _iterate_any(
+    state: State,
+    seeds: Seeds,
+    reference: Float[Array, "context action run"],
+    settings: Settings,
+    number: Int[Array, ""],
+    grounds: Grounds,
+    sizes: Sizes,
+) -> tuple[State, Log]:
+    """`iterate` on any task."""
+    stream, reward = rollout.TRAINING, sizes.variant.reward
+    played = play.play(
+        state.policy.probs, seeds, number, grounds.tables, grounds.members,
+        stream=stream, groups=sizes.groups, group_size=sizes.group_size,
+    )  # fmt: skip
+    passed = play.grade(played, grounds.accepted, seeds, number, stream=stream)
+    rewards = passed if reward == "verifier" else worrying(passed, seeds, number, reward=reward)
+    state, log = learn(state, played, rewards, reference, settings, sizes=sizes)
+    return state, log._replace(passed=passed)
+
+
 def advance(
     state: State,
     log: Log,
     seeds: Seeds,
-    reference: Float[Array, "24 6 *run"],
+    reference: Float[Array, "context action *run"],
     settings: Settings,
-    verdicts: Bool[Array, "20 group variant"],
+    verdicts: Bool[Array, "20 group variant"] | Grounds,
     first: Int[Array, ""],
     end: Int[Array, ""],
     sizes: Sizes,
@@ -299,7 +336,8 @@ def advance(
       seeds: of the runs.
       reference: log-probabilities of the frozen initial policy.
       settings: of the runs.
-      verdicts: the verifier's, for every iteration of the chunk.
+      verdicts: the verifier's, for every iteration of the chunk; of another task than the article's, what it is
+        played and graded by.
       first: the number of the first iteration.
       end: the number after that of the last one; if it is `first`, nothing changes.
       sizes: the settings that shape the program.
@@ -316,10 +354,14 @@ def advance(
 
 def empty_log(sizes: Sizes, run_shape: tuple[int, ...]) -> Log:
     """What `advance` writes over."""
-    shape = (NUM_STATES, NUM_ACTIONS, *run_shape)
-    by_action = np.zeros(shape, np.float32)
+    by_action = np.zeros((*sizes.shape, *run_shape), np.float32)
     packed = np.zeros((sizes.groups, sizes.group_size, *run_shape), np.int32)
+    episodes: Episodes | Play = Episodes(packed)
+    if sizes.task is not None:
+        choices = np.zeros((sizes.task.max_steps, *packed.shape), np.int32)
+        episodes = Play(choices, packed, np.zeros((sizes.groups, *run_shape), np.int32))
     taken = by_action if sizes.variant.kl != "exact" else None
     credit = Credit(by_action, by_action, by_action, by_action[:, 0], taken)
     rewards = None if sizes.variant.reward == "verifier" else packed.astype(np.float32)
-    return Log(Episodes(packed), credit, by_action, by_action, np.zeros(run_shape, np.float32), rewards)
+    passed = None if sizes.task is None else packed.astype(np.float32)
+    return Log(episodes, credit, by_action, by_action, np.zeros(run_shape, np.float32), rewards, passed)

@@ -16,7 +16,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jaxrl_mini.objective.credit import Merged, advantages, group_advantages, history_credit, state_credit
+    from jaxrl_mini.objective.credit import (
+        Merged,
+        advantages,
+        group_advantages,
+        history_credit,
+        play_credit,
+        state_credit,
+    )
     from jaxrl_mini.objective.kl import kl_terms
     from jaxrl_mini.objective.loss import loss_terms, measure
     from jaxrl_mini.objective.surrogates import surrogate
@@ -29,6 +36,7 @@ __all__ = [
     "kl_terms",
     "loss_terms",
     "measure",
+    "play_credit",
     "state_credit",
     "surrogate",
 ]

@@ -13,6 +13,7 @@ An action's share says how steps and episodes are averaged, in a batch of N epis
 """
 
 import functools
+import math
 from functools import partial
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxrl_mini.config import DEFAULT_VARIANT, Variant
 from jaxrl_mini.episodes.packed import CHOICE_BITS, CHOICE_MASK, Episodes
+from jaxrl_mini.episodes.play import Play
 from jaxrl_mini.machine.xla import pick, stage, total
 from jaxrl_mini.objective.advantage import credited, formula
 from jaxrl_mini.tasks.repair import MAX_STEPS, NUM_ACTIONS, NUM_STATES, NUM_VARIANTS
@@ -72,7 +74,7 @@ def state_credit(
     by_length = variant.aggregation == "episode-mean"
     groups, group_size, *run_shape = rewards.shape
     part = min(group_size, _PART)
-    packed, shares = episodes.packed, _episode_shares(episodes, rewards, by_length=by_length)
+    packed, shares = episodes.packed, _episode_shares(episodes.lengths, rewards, steps=MAX_STEPS, by_length=by_length)
     if group_size % part:
         padding = [(0, 0), (0, -group_size % part)] + [(0, 0)] * len(run_shape)
         packed, shares = jnp.pad(packed, padding), jnp.pad(shares, padding)
@@ -80,29 +82,42 @@ def state_credit(
     sums = _sums_by_choice(packed, shares)
     if len(packed) > groups:
         advantages = Advantages(*(jnp.repeat(advantage, len(packed) // groups, axis=0) for advantage in advantages))
-    scale = 1.0 / ((_SHARES if by_length else MAX_STEPS) * groups * group_size)
-    credit = _credit_of_sums(sums, advantages, scale=scale, by_action=variant.kl != "exact")
+    credit = _credit_of_sums(
+        sums.reshape(len(sums), NUM_STATES, NUM_ACTIONS, *run_shape),
+        advantages,
+        scale=1.0 / ((_whole_shares(MAX_STEPS) if by_length else MAX_STEPS) * groups * group_size),
+        by_action=variant.kl != "exact",
+    )
     return _per_step(credit) if variant.aggregation == "step-mean" else credit
 
 
-_SHARES = 60  # divisible by every episode length
+def _whole_shares(steps: int) -> int:
+    """A number that every episode length divides: 60 for up to 6 steps."""
+    return math.lcm(*range(1, steps + 1))
+
+
 _FIELD = 12  # bits; two of them hold the shares of 64 episodes, and the rest of an int32 their number
 _PART = 32  # episodes of a group that are summed in one loop
 
 
-@partial(stage, static_argnames="by_length")
+@partial(stage, static_argnames=("steps", "by_length"))
 def _episode_shares(
-    episodes: Episodes, rewards: Float[Array, "group episode *run"], *, by_length: bool
+    lengths: Int[Array, "group episode *run"],
+    rewards: Float[Array, "group episode *run"],
+    *,
+    steps: int,
+    by_length: bool,
 ) -> Int[Array, "group episode *run"]:
     """From the lowest bits on: the share if the episode failed, the share if it succeeded, and 1.
 
-    The share is 60 / length, or 1.
+    The share is 60 / length, where 60 is that of so many steps, or 1.
     """
     if by_length:
-        shares_by_length = jnp.array([0] + [_SHARES // length for length in range(1, MAX_STEPS + 1)], jnp.int32)
-        shares = pick(shares_by_length, episodes.lengths)
+        whole = _whole_shares(steps)
+        shares_by_length = jnp.array([0] + [whole // length for length in range(1, steps + 1)], jnp.int32)
+        shares = pick(shares_by_length, lengths)
     else:
-        shares = jnp.minimum(episodes.lengths, 1)
+        shares = jnp.minimum(lengths, 1)
     return jnp.where(rewards > 0, shares << _FIELD, shares) + (1 << 2 * _FIELD)
 
 
@@ -125,7 +140,7 @@ def _sums_by_choice(
 
 @partial(stage, static_argnames=("scale", "by_action"))
 def _credit_of_sums(
-    sums: Int[Array, "part 6 24 *run"],
+    sums: Int[Array, "part context action *run"],
     advantages: Advantages,
     *,
     scale: float,
@@ -139,9 +154,7 @@ def _credit_of_sums(
         total((sums >> 2 * _FIELD).astype(jnp.float32)),
         total(failed + succeeded),
     )
-    plus, minus, counts, visits = (
-        array.reshape(NUM_STATES, NUM_ACTIONS, *sums.shape[3:]) for array in by_state_and_action
-    )
+    plus, minus, counts, visits = by_state_and_action
     return Credit(plus, minus, counts, total(visits, axis=1), visits if by_action else None)
 
 
@@ -151,6 +164,91 @@ def _per_step(credit: Credit) -> Credit:
     scale = 1.0 / total(credit.visits)
     taken = None if credit.taken is None else credit.taken * scale
     return Credit(credit.plus * scale, credit.minus * scale, credit.counts, credit.visits * scale, taken)
+
+
+def play_credit(
+    played: Play,
+    rewards: Float[Array, "group episode run"],
+    advantages: Advantages,
+    variant: Variant = DEFAULT_VARIANT,
+    *,
+    views: int,
+    actions: int,
+) -> Credit:
+    """`state_credit` for episodes of any task.
+
+    The sums are those of integers, and exact, for up to 10 steps; beyond that, or where few of very many choices are
+    made, they are float32, in the order of steps, groups and episodes.
+
+    Args:
+      played: the batch.
+      rewards: of each episode, 0 or 1.
+      advantages: what each group's failures and successes are credited with.
+      variant: how the loss is put together.
+      views: that a step has, at most.
+      actions: of the task.
+    """
+    by_length, (groups, group_size, runs) = variant.aggregation == "episode-mean", rewards.shape
+    steps, by_action, lengths = len(played.choices), variant.kl != "exact", played.lengths
+    part = _part(group_size, steps if by_length else 1)
+    if part and views * actions <= _COMPARED:
+        shares = _episode_shares(lengths, rewards, steps=steps, by_length=by_length)
+        choices = played.choices
+        if group_size % part:
+            choices = jnp.pad(choices, [(0, 0), (0, 0), (0, -group_size % part), (0, 0)], constant_values=-1)
+            shares = jnp.pad(shares, [(0, 0), (0, -group_size % part), (0, 0)])
+        choices, shares = choices.reshape(steps, -1, part, runs), shares.reshape(-1, part, runs)
+        sums = _sums_of_choices(choices, shares, number=views * actions)
+        if len(shares) > groups:
+            advantages = Advantages(*(jnp.repeat(one, len(shares) // groups, axis=0) for one in advantages))
+        scale = 1.0 / ((_whole_shares(steps) if by_length else steps) * groups * group_size)
+        sums = sums.reshape(len(sums), steps * views, actions, runs)
+        credit = _credit_of_sums(sums, advantages, scale=scale, by_action=by_action)
+    else:
+        share = 1.0 / (groups * group_size * (lengths if by_length else jnp.full_like(lengths, steps)))
+        success, failure = (one[:, None] * share for one in (advantages.success, advantages.failure))
+        values = jnp.where(rewards > 0, success, 0.0), jnp.where(rewards > 0, 0.0, failure), share, share * 0.0 + 1.0
+        added = (_added_up(played.choices, one, number=views * actions) for one in values)
+        plus, minus, taken, counts = (one.reshape(steps * views, actions, runs) for one in added)
+        credit = Credit(plus, minus, counts, total(taken, axis=1), taken if by_action else None)
+    return _per_step(credit) if variant.aggregation == "step-mean" else credit
+
+
+_COMPARED = 640
+"""Choices of a step, up to which each is compared with every episode's: XLA's CPU backend scatters one by one."""
+
+
+def _part(group_size: int, steps: int) -> int:
+    """Episodes of a group whose sums fit in two fields and a count; 0 if those of none do."""
+    part = min(group_size, _PART)
+    while part and part * _whole_shares(steps) >= 1 << _FIELD:
+        part //= 2
+    return part
+
+
+@partial(stage, static_argnames="number")
+def _sums_of_choices(
+    choices: Int[Array, "step part episode run"], shares: Int[Array, "part episode run"], *, number: int
+) -> Int[Array, "part step choice run"]:
+    """Sums of the shares of the episodes that made each choice at each step."""
+    every = jnp.arange(number, dtype=jnp.int32)[:, None]
+    each = zip(jnp.moveaxis(choices, 2, 0), jnp.moveaxis(shares, 1, 0), strict=True)  # [step, part, run], [part, run]
+    parts = (
+        jnp.where(jnp.moveaxis(choice, 0, 1)[:, :, None] == every, share[:, None, None], 0) for choice, share in each
+    )
+    return functools.reduce(jnp.add, parts)
+
+
+@partial(stage, static_argnames="number")
+def _added_up(
+    choices: Int[Array, "step group episode run"], values: Float[Array, "group episode run"], *, number: int
+) -> Float[Array, "step choice run"]:
+    """Sums of the values of the episodes that made each choice at each step."""
+    steps, runs = len(choices), choices.shape[-1]
+    choices = jnp.where(choices < 0, number, choices).reshape(steps, -1, runs)  # the last row is for no choice
+    step, run = jnp.arange(steps)[:, None, None], jnp.arange(runs)
+    zeros = jnp.zeros((steps, number + 1, runs), jnp.float32)
+    return zeros.at[step, choices, run].add(values.reshape(-1, runs)[None], mode="promise_in_bounds")[:, :number]
 
 
 class Merged(NamedTuple):

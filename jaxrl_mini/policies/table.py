@@ -10,13 +10,19 @@ from jaxrl_mini.machine.xla import stage, total
 from jaxrl_mini.tasks.repair import NUM_ACTIONS, NUM_STATES
 from jaxrl_mini.types import AnyArray, Distribution
 
-UNIFORM_LOG_PROB = -float(np.log(NUM_ACTIONS))
-"""The initial policy is uniform; it is the reference policy, too."""
+
+def initial_logits(
+    run_shape: tuple[int, ...] = (), shape: tuple[int, int] = (NUM_STATES, NUM_ACTIONS)
+) -> Float[np.ndarray, "context action *run"]:
+    """Zero logits: the uniform policy over so many contexts and actions."""
+    return np.zeros((*shape, *run_shape), np.float32)
 
 
-def initial_logits(run_shape: tuple[int, ...] = ()) -> Float[np.ndarray, "24 6 *run"]:
-    """Zero logits: the uniform policy."""
-    return np.zeros((NUM_STATES, NUM_ACTIONS, *run_shape), np.float32)
+def uniform_log_probs(
+    run_shape: tuple[int, ...] = (), shape: tuple[int, int] = (NUM_STATES, NUM_ACTIONS)
+) -> Float[np.ndarray, "context action *run"]:
+    """Log-probabilities of the uniform policy, which is the initial one and the reference."""
+    return np.full((*shape, *run_shape), -float(np.log(shape[1])), np.float32)
 
 
 @stage
@@ -81,7 +87,7 @@ def _through_softmax(
     return gradient - probs * gradient_sum[:, None]
 
 
-def log_probs_of_logits(logits: Float[AnyArray, "24 6 *run"]) -> Float[np.ndarray, "24 6 *run"]:
+def log_probs_of_logits(logits: Float[AnyArray, "context action *run"]) -> Float[np.ndarray, "context action *run"]:
     """A table policy's log-probabilities, in float64."""
     wide = np.asarray(logits, np.float64)
     shifted = wide - wide.max(axis=1, keepdims=True)

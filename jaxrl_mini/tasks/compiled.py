@@ -22,7 +22,7 @@ ENDED = -1
 """In place of a node, where an episode ended; in place of a submission, where nothing was handed in."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class CompiledTask:
     """Everything a task can do, as tables.
 
@@ -66,6 +66,11 @@ class CompiledTask:
     idle: Bool[np.ndarray, " action"]
     """It never changes anything but what every action changes."""
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Contexts, those that cannot be met among them, and actions: of a table of logits."""
+        return self.max_steps * self.width, len(self.actions)
+
     @cached_property
     def digest(self) -> str:
         """SHA-256 of all that a run can depend on, in hexadecimal."""
@@ -79,6 +84,9 @@ class CompiledTask:
             digest.update(f"{name} {array.shape} ".encode())
             digest.update(np.ascontiguousarray(array, "<f8" if array.dtype.kind == "f" else "<i4").tobytes())
         return digest.hexdigest()
+
+    def __repr__(self) -> str:
+        return f"CompiledTask({self.name!r}, {self.digest!r})"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, CompiledTask) and self.digest == other.digest

@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsFloat
 
 from jaxrl_mini.config import UserError
 from jaxrl_mini.tasks import task as definition
@@ -242,7 +242,7 @@ class _Script:
         self.possible: list[list[int]] = []
         self.chance = 1.0
 
-    def __call__(self, weights: Sequence[float]) -> int:
+    def __call__(self, weights: Sequence[SupportsFloat]) -> int:
         try:
             numbers = [float(weight) for weight in weights]
         except (TypeError, ValueError):

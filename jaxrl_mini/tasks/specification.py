@@ -45,14 +45,32 @@ def register(name: str, make: Callable[..., Task]) -> None:
     _registered[name] = make
 
 
-@lru_cache(maxsize=64)
+def is_registered(specification: str) -> bool:
+    """Whether a specification names a task that comes along, or was registered: no file or module."""
+    return specification.partition(":")[0] in _registered
+
+
 def load_task(specification: str) -> CompiledTask:
-    """The task that a specification names, as tables.
+    """The task that a specification names, as tables; made once, for a file once for what is in it.
 
     Raises:
       UserError: there is no such task, or it is none that can be compiled.
     """
+    name = specification.partition(":")[0]
+    return _compiled(specification, _content(Path(name)) if name.endswith(".py") else None)
+
+
+@lru_cache(maxsize=64)
+def _compiled(specification: str, content: str | None) -> CompiledTask:
     return compile_task(make_task(specification), specification)
+
+
+def _content(path: Path) -> str | None:
+    """What tells a file from others, and from what was in it before; None where it cannot be read."""
+    try:
+        return hashlib.sha256(bytes(path.resolve()) + b"\0" + path.read_bytes()).hexdigest()
+    except OSError:
+        return None
 
 
 def make_task(specification: str) -> Task:
@@ -107,14 +125,15 @@ def _module_of_file(specification: str, path: Path) -> Any:
     if not path.is_file():
         raise UserError(f"task {specification}: there is no file {str(path)!r}")
     path = path.resolve()
-    name = f"{path.stem}_{hashlib.sha256(bytes(path)).hexdigest()[:8]}"
+    name = f"{path.stem}_{_content(path)}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
+        # Not by the loader: it takes compiled files, which it tells from others by time in seconds and by size.
+        exec(compile(path.read_bytes(), path, "exec"), vars(module))
     except BaseException as error:
         del sys.modules[name]
         if isinstance(error, KeyboardInterrupt | UserError):

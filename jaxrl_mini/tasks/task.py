@@ -2,9 +2,9 @@
 
 import random
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, SupportsFloat
 
-alternative: Callable[[Sequence[float]], int] | None = None
+alternative: Callable[[Sequence[Any]], int] | None = None
 """What `Task.chance` asks while a task is enumerated."""
 
 
@@ -46,6 +46,10 @@ class Task:
         """The probability that the private check accepts what was handed in."""
         raise NotImplementedError
 
-    def chance(self, weights: Sequence[float]) -> int:
+    def chance(self, weights: Sequence[SupportsFloat]) -> int:
         """The number of an alternative, by their weights: drawn when a person plays, enumerated for tables."""
-        return alternative(weights) if alternative else random.choices(range(len(weights)), weights)[0]
+        return (
+            alternative(weights)
+            if alternative
+            else random.choices(range(len(weights)), [float(one) for one in weights])[0]
+        )
