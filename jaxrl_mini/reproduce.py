@@ -37,6 +37,12 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--static", action="store_true", help="check the records against themselves, run nothing")
     commandline.add_advantage_flag(parser, "record")
+    parser.add_argument(
+        "--task",
+        action="append",
+        default=[],
+        help="a record's task that is in a file or a module of your own, as it was",
+    )
     commandline.add_device_flag(parser)
     flags = parser.parse_args(arguments)
     if flags.static and flags.advantage:
@@ -51,6 +57,8 @@ def main(arguments: list[str]) -> int:
         config, findings = audit.check_form(path, record)
         if not flags.static and config.model is not None and not Path(config.model).is_dir():
             raise UserError(f"record {path} needs the model {config.model!r}, which is no folder here: use --static")
+        if not flags.static:
+            records.check_task(f"record {path}", record, flags.task)
         loaded.append((path, record, config, findings))
     if not flags.static:
         check_given(own, [(f"record {path}", config.advantage) for path, _, config, _ in loaded], ", or use --static")

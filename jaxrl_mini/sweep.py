@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxrl_mini.config import HISTORY_EVERY, Config, UserError
+from jaxrl_mini.config import ARTICLE, HISTORY_EVERY, Config, UserError
 from jaxrl_mini.machine import commandline, effort, signals
 from jaxrl_mini.machine.hardware import cores
 from jaxrl_mini.objective.own import load_advantage
@@ -70,6 +70,10 @@ def main(arguments: list[str]) -> None:
     flags.advantage = [load_advantage(one) for one in flags.advantage]
     values = {field.name: getattr(flags, field.name) for field in dataclasses.fields(Config) if field.name != "seed"}
     grid = Grid.product(parse_seeds(flags.seeds), flags.history_every, **values)
+    from jaxrl_mini.tasks.specification import load_task
+
+    for task in dict.fromkeys(config.task for config in grid.settings if config.task != ARTICLE):
+        load_task(task)
     shard = _parse_shard(flags.shard)
     output = Path(flags.output or f"sweeps/{grid.digest[:12]}")
     commandline.note(estimate(grid, output))

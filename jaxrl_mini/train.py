@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxrl_mini.config import Config, UserError, UserErrors
+from jaxrl_mini.config import ARTICLE, Config, UserError, UserErrors
 from jaxrl_mini.machine import commandline, effort
 from jaxrl_mini.objective.own import load_advantage
 from jaxrl_mini.runs import trackers
@@ -103,6 +103,13 @@ def main(arguments: list[str]) -> None:
     for flag, given in (("--checkpoint-every", flags.checkpoint_every), ("--resume", flags.resume or None)):
         if given is not None and flags.checkpoint is None:
             raise UserError(f"{flag} has no use without --checkpoint: name the folder of the checkpoints")
+    if config.task != ARTICLE:
+        from jaxrl_mini.tasks.specification import load_task  # imports NumPy
+
+        load_task(config.task)
+        for flag, name in (("--trajectories", flags.trajectories), ("--save-policy", flags.save_policy)):
+            if name is not None:
+                raise UserError(f"{flag} {name} is for task {ARTICLE} alone: leave it out")
     trackers.check(flags.track, resuming=flags.resume)
     if flags.trajectories is not None and config.exact_gradient:
         raise UserError("--trajectories has no use with --exact-gradient: no sampled episode leads to that update")

@@ -74,12 +74,17 @@ def check_form(path: str, record: Mapping[str, Any]) -> tuple[Config, list[Findi
 
 def inconsistencies(record: Mapping[str, Any], config: Config) -> list[Finding]:
     """The figures of a record that contradict its other figures or its settings, without running anything."""
+    steps, actions = MAX_STEPS, NUM_ACTIONS
+    if "task" in record:
+        steps, actions = record["task"]["max_steps"], len(record["task"]["actions"])
     claims = [("config.effective_lr", record["config"]["effective_lr"], config.effective_lr, 0.0)]
     for when in ("before", "after"):
-        claims += _evaluation_claims(when, record[when], config)
+        claims += _evaluation_claims(when, record[when], config, steps)
+        for split, figures in record[when].get("splits", {}).items():
+            claims += _evaluation_claims(f"{when}.splits.{split}", figures, config, steps)
     claims.append(("length of history", len(record["history"]), config.iterations, 0.0))
     for place, row in enumerate(record["history"]):
-        claims += _iteration_claims(f"history[{place}]", place, row, config)
+        claims += _iteration_claims(f"history[{place}]", place, row, config, actions)
     final, last = record["after"]["exact_success_rate"], record["history"][-1]["exact_success_rate"]
     claims.append(("after.exact_success_rate", final, last, FLOAT32_ROUNDING))
     elapsed, compiling, running = (record["timing"][name] for name in TIMES)
@@ -92,7 +97,7 @@ Claims = Iterator[tuple[str, Any, Any, float]]
 """A figure, its value, what it must be according to others, or the nearest possible value, and the tolerance."""
 
 
-def _evaluation_claims(when: str, figures: Mapping[str, Any], config: Config) -> Claims:
+def _evaluation_claims(when: str, figures: Mapping[str, Any], config: Config, steps: int) -> Claims:
     """Rates follow from counts, and so do the intervals, Student's from the actions and the sum of their squares.
 
     The record lacks that sum; it is the possible whole number that comes nearest to the interval's width.
@@ -102,18 +107,18 @@ def _evaluation_claims(when: str, figures: Mapping[str, Any], config: Config) ->
     successes = _clipped(figures["successes"], 0, episodes)
     yield f"{when}.successes", figures["successes"], successes, 0.0
     yield f"{when}.success_rate", figures["success_rate"], successes / episodes, ROUNDING
-    actions = round(_clipped(figures["mean_actions"], 1, MAX_STEPS) * episodes)
+    actions = round(_clipped(figures["mean_actions"], 1, steps) * episodes)
     yield f"{when}.mean_actions", figures["mean_actions"], actions / episodes, ROUNDING
     intervals = {
         "success_rate_interval": success_interval(successes, episodes),
-        "mean_actions_interval": _nearest_mean_interval(figures["mean_actions_interval"], actions, episodes),
+        "mean_actions_interval": _nearest_mean_interval(figures["mean_actions_interval"], actions, episodes, steps),
     }
     for name, interval in intervals.items():
         ours, theirs = interval or (None,), figures[name] or (None,)
         yield f"length of {when}.{name}", len(theirs), len(ours), 0.0
         for i, (value, expected) in enumerate(zip(theirs, ours, strict=False)):
             yield f"{when}.{name}[{i}]", value, expected, ROUNDING
-    limits = {"exact_success_rate": (0, 1), "exact_mean_actions": (1, MAX_STEPS)}
+    limits = {"exact_success_rate": (0, 1), "exact_mean_actions": (1, steps)}
     for name, (low, high) in limits.items():
         yield f"{when}.{name}", figures[name], _clipped(figures[name], low, high), ROUNDING
     kl = figures.get("exact_mean_kl")
@@ -121,20 +126,22 @@ def _evaluation_claims(when: str, figures: Mapping[str, Any], config: Config) ->
     yield f"{when}.exact_mean_kl", kl, 0.0 if kl and when == "before" else _clipped(kl, 0, math.inf), FLOAT32_ROUNDING
 
 
-def _nearest_mean_interval(interval: Sequence[float] | None, actions: int, episodes: int) -> tuple[float, float] | None:
+def _nearest_mean_interval(
+    interval: Sequence[float] | None, actions: int, episodes: int, steps: int
+) -> tuple[float, float] | None:
     """The Student interval of episodes with so many actions in all whose width comes nearest to that of another."""
     unit = mean_interval(0, episodes - 1, episodes)  # of variance 1
     if unit is None:
         return None
     low, high = interval or (0.0, 0.0)
-    spread = min(abs(high / 2 - low / 2) / unit[1], MAX_STEPS**2)
+    spread = min(abs(high / 2 - low / 2) / unit[1], steps**2)
     squares = spread**2 * (episodes - 1) + actions**2 / episodes
     # An episode of n = 1 to 6 actions has (n - 1) (n - 6) <= 0, and n^2 is odd where n is.
-    squares = _clipped(squares, actions**2 / episodes, 7 * actions - 6 * episodes)
+    squares = _clipped(squares, actions**2 / episodes, (steps + 1) * actions - steps * episodes)
     return mean_interval(actions, actions + 2 * round((squares - actions) / 2), episodes)
 
 
-def _iteration_claims(place: str, number: int, row: Mapping[str, Any], config: Config) -> Claims:
+def _iteration_claims(place: str, number: int, row: Mapping[str, Any], config: Config, actions: int) -> Claims:
     batch = config.groups * config.group_size
     yield f"{place}.iteration", row["iteration"], number, 0.0
     successes = round(row["train_success_rate"] * batch)
@@ -152,13 +159,13 @@ def _iteration_claims(place: str, number: int, row: Mapping[str, Any], config: C
     if not learns and row["entropy"] is not None:  # else the policy is no longer made of numbers
         yield f"{place}.loss", row["loss"], 0.0, 0.0
         yield f"{place}.gradient_norm", row["gradient_norm"], 0.0, 0.0
-    highest = math.log(NUM_ACTIONS)
+    highest = math.log(actions)
     rounding = 0.0
     if config.backend == "table":
         # A log-probability is rounded where its logit is, and that has moved by about the learning rate a step: so
         # far the probabilities of a state, at most one each, may add up to another number than 1.
         rounded = config.effective_lr * config.epochs * (number + 1) * 2.0**-23
-        rounding = highest * min(math.expm1(min(rounded, 2.0)), NUM_ACTIONS - 1)
+        rounding = highest * min(math.expm1(min(rounded, 2.0)), actions - 1)
     limits = {
         "gradient_norm": (math.inf, 0.0), "mean_kl": (math.inf, rounding), "entropy": (highest, rounding),
         "exact_success_rate": (1, 0.0),

@@ -134,6 +134,7 @@ def _check_actions(path: str | Path, actions: np.ndarray) -> None:
 @jax_settings.own()
 def write(result: Result, output: Output) -> None:
     """Writes a run's sampled episodes and what they led to."""
+    assert result.packed_episodes is not None  # those of the article's task
     config, sizes = result.config, result.packed_episodes.shape
     episodes = Episodes(result.packed_episodes)
     verdicts = training_verdicts(0, config.iterations, config.groups)

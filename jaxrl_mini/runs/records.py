@@ -2,23 +2,34 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from jaxrl_mini.config import Config, UserError, differences
+import numpy as np
+
+from jaxrl_mini.config import ARTICLE, Config, UserError, differences
+from jaxrl_mini.learning.block import task_of
 from jaxrl_mini.learning.evaluation import Evaluation
 from jaxrl_mini.learning.result import Result
 from jaxrl_mini.machine import files
 from jaxrl_mini.machine.files import Output
 from jaxrl_mini.machine.runtime import runtime
+from jaxrl_mini.tasks.compiled import CompiledTask
+from jaxrl_mini.tasks.specification import is_registered, load_task
 
 SCHEMA_VERSION = 1
 SCOPE = (
     "One run on one small, fully observable task with a private verifier. It shows how a training loop behaves "
     "here, exactly; it says nothing about agents in open environments."
 )
+SCOPE_OF_ANY = (
+    "One run on one finite task with a private verifier. It shows how a training loop behaves here, exactly; it says "
+    "nothing about agents in open environments."
+)
+PASS_AT = (1, 2, 4, 8, 16, 32, 64)
+"""Episodes, one of which has to succeed."""
 
 
 def build(result: Result, began: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -30,14 +41,16 @@ def build(result: Result, began: Mapping[str, Any] | None = None) -> dict[str, A
     """
     columns = {name: column.tolist() for name, column in result.history.items()}
     history = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    task = task_of(result.config)
     return finite(
         {
             "schema_version": SCHEMA_VERSION,
-            "scope": SCOPE,
+            "scope": SCOPE if task is None else SCOPE_OF_ANY,
             "config": result.config.to_dict(),
+            **({} if task is None else {"task": description(task)}),
             "runtime": {**(began or runtime()), "mesh": result.mesh},
-            "before": summary(result.before),
-            "after": summary(result.after),
+            "before": summary(result.before, task),
+            "after": summary(result.after, task),
             "logits_crc32": result.logits_crc32,
             "history": history,
             "timing": dict(result.timing),
@@ -45,8 +58,42 @@ def build(result: Result, began: Mapping[str, Any] | None = None) -> dict[str, A
     )
 
 
-def summary(evaluation: Evaluation) -> dict[str, Any]:
-    """An evaluation's figures, each with its 95 % interval and its exact twin."""
+def check_task(what: str, record: Mapping[str, Any], given: Collection[str]) -> None:
+    """Refuses a record of a task that is not here, or not what it was; imports none that the user did not name.
+
+    Raises:
+      UserError: it is.
+    """
+    name = record["config"].get("task", ARTICLE)
+    if not is_registered(name) and name not in given:
+        raise UserError(f"{what} is about a task of its user's own: name it, --task {name}, or use --static")
+    task = None if name == ARTICLE else load_task(name)
+    if task is not None and (here := description(task)) != (there := record.get("task")):
+        digest = there.get("digest") if isinstance(there, dict) else there
+        raise UserError(f"{what} is about task {name} with digest {digest}: here it has {here['digest']}")
+
+
+def description(task: CompiledTask) -> dict[str, Any]:
+    """What a record says of a task that is not the article's."""
+    members = {split: [task.instances[one] for one in places] for split, places in task.splits.items()}
+    return {"digest": task.digest, "actions": list(task.actions), "max_steps": task.max_steps, "splits": members}
+
+
+def summary(evaluation: Evaluation, task: CompiledTask | None = None, split: str = "train") -> dict[str, Any]:
+    """An evaluation's figures, each with its 95 % interval and its exact twin.
+
+    Where a split has several instances, also the exact success on each, and pass@k: the expectation over them of
+    1 - (1 - success)^k, that one of k episodes succeeds. Of any task, the same of its other splits.
+    """
+    several: dict[str, Any] = {}
+    if task is not None and evaluation.by_instance is not None:
+        names = [task.instances[one] for one in task.splits[split]]
+        failure = 1.0 - np.array(evaluation.by_instance)
+        several = {
+            "exact_success_by_instance": dict(zip(names, evaluation.by_instance, strict=True)),
+            "exact_pass_at": {str(k): float(np.mean(1.0 - failure**k)) for k in PASS_AT},
+        }
+    splits = {name: summary(one, task, name) for name, one in evaluation.splits.items()}
     return {
         "episodes": evaluation.episodes,
         "successes": evaluation.successes,
@@ -57,6 +104,8 @@ def summary(evaluation: Evaluation) -> dict[str, Any]:
         "mean_actions_interval": evaluation.mean_actions_interval,
         "exact_mean_actions": evaluation.exact_mean_actions,
         **({} if evaluation.exact_mean_kl is None else {"exact_mean_kl": evaluation.exact_mean_kl}),
+        **several,
+        **({"splits": splits} if splits else {}),
     }
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import jax
 
 from jaxrl_mini.config import OWN_ADVANTAGES, UserError
+from jaxrl_mini.learning.block import task_of
 from jaxrl_mini.machine import jax_settings
 from jaxrl_mini.machine.compilation import use_compilation_cache
 from jaxrl_mini.machine.hardware import cores, default_device, use_one_thread_per_call
@@ -107,8 +108,11 @@ def shard_parts(grid: Grid, shard: tuple[int, int]) -> range:
 
 
 def here_for(grid: Grid, engine: str = "local") -> dict[str, Any]:
-    """Where parts of a grid would be computed: `machine.runtime`, and digests of the files of its language models."""
+    """Where parts of a grid would be computed: `machine.runtime`, and digests of its tasks and its models' files."""
     here = runtime() | ({"threads": 1} if engine == "ray" else {})  # as `_opened` has it, whatever started the sweep
+    tasks = {config.task: task for config in grid.settings if (task := task_of(config)) is not None}
+    if tasks:
+        here |= {"tasks": {name: task.digest for name, task in tasks.items()}}
     folders = sorted({config.model for config in grid.settings if config.model is not None})
     if not folders:
         return here

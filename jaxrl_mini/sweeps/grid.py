@@ -321,7 +321,11 @@ def _values(config: Config, names: Sequence[str]) -> tuple[Any, ...]:
 
 def _program(config: Config) -> tuple[Any, ...]:
     """What shapes a setting's compiled program: some numbers are data, but their absence is not."""
-    return (*_values(config, (*PROGRAM_FIELDS, *MODEL_FIELDS)), config.clip_high is None, config.entropy_bonus == 0)
+    return (
+        *_values(config, ("task", *PROGRAM_FIELDS, *MODEL_FIELDS)),
+        config.clip_high is None,
+        config.entropy_bonus == 0,
+    )
 
 
 def _label(config: Config) -> str:

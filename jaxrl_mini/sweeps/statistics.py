@@ -6,6 +6,7 @@ runs that do not fail. An interval of both at once would have to reach far down:
 half of all could fail.
 """
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -182,7 +183,7 @@ def holm(p_values: list[float]) -> list[float]:
 
 def _varied(grid: Grid) -> list[dict[str, Any]]:
     """What tells each setting from the others."""
-    rows = [config.to_dict() for config in grid.settings]
+    rows = [dataclasses.asdict(config) for config in grid.settings]
     names = [name for name in Config.__dataclass_fields__ if len({row[name] for row in rows}) > 1]
     return [{"values": {name: row[name] for name in names}} for row in rows]
 

@@ -1,8 +1,7 @@
 """A part of a sweep, trained: the rows of its runs and of their history, for the table policy."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
 
 import jax
 import numpy as np
@@ -11,13 +10,14 @@ from jaxrl_mini.config import BLOCK
 from jaxrl_mini.episodes import verifier
 from jaxrl_mini.exact import success
 from jaxrl_mini.learning import evaluation
-from jaxrl_mini.learning.block import Block, settings_of, sizes_of
+from jaxrl_mini.learning.block import Block, settings_of, sizes_of, task_of
+from jaxrl_mini.learning.evaluation import Evaluations
 from jaxrl_mini.learning.metrics import History, history_of, joined
 from jaxrl_mini.learning.result import crc32
 from jaxrl_mini.learning.training import CHUNK, Log
 from jaxrl_mini.policies import table
 from jaxrl_mini.sweeps.grid import SHARED_FIELDS, Grid, history_iterations
-from jaxrl_mini.types import Columns, Settings
+from jaxrl_mini.types import Columns, Exact, Settings
 
 
 class Stopped(Exception):
@@ -55,18 +55,22 @@ def train_part(
         logs.append(log)
         histories.append(history)
     # NumPy's calls cost more than its loops here: what is left is computed for the part as a whole.
-    runs, verdicts = len(part.seeds), verifier.evaluation_verdicts(config.eval_episodes)
+    runs, task = len(part.seeds), task_of(config)
     logits = np.concatenate([np.asarray(block.state.params) for block in blocks], axis=-1)
-    seeds = [block.seeds for block in blocks]
-    before, after = (evaluation.play(policies, seeds, verdicts) for policies in (np.zeros_like(logits), logits))
-    exact = success.exact_of_logits(logits, verdicts.mean(axis=0))
+    if task is None:
+        evaluations = _evaluate(logits, [block.seeds for block in blocks], runs, config.eval_episodes)
+    else:
+        logits = logits[..., :runs]
+        evaluations = [
+            evaluation.evaluate_task(task, policies, part.seeds.astype(np.uint32), config.eval_episodes)
+            for policies in (np.zeros_like(logits), logits)
+        ]
     log = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=-1), *logs)
     numbers = np.array([config.iterations - 1])
     settings = Settings(**{name: np.float32(column) for name, column in own.items()})
     last = history_of(log, logits[None, ..., :runs], numbers, settings, sizes_of(config))
     last = {name: column[0] for name, column in last.items()}
-    uniform = _exact_of_uniform(config.eval_episodes)
-    logits, before, after = (array[..., :runs] for array in (logits, before, after))
+    logits = logits[..., :runs]
     by_run = np.ascontiguousarray(np.moveaxis(logits, -1, 0))
     history = joined(histories, axis=1)
     kept = len(history_iterations(config.iterations, every))
@@ -76,8 +80,8 @@ def train_part(
         "clip_high": own["clip"],
         "entropy_bonus": np.zeros(runs),
         **own,
-        **_evaluation_columns("before", before, config.eval_episodes, [np.full(runs, one) for one in uniform]),
-        **_evaluation_columns("after", after, config.eval_episodes, [np.asarray(one)[:runs] for one in exact]),
+        **_evaluation_columns("before", evaluations[0]),
+        **_evaluation_columns("after", evaluations[1]),
         **{f"last_{name}": column for name, column in last.items() if name not in ("iteration", "exact_success_rate")},
         "finite": np.all([np.isfinite(logits).all(axis=(0, 1)), *map(np.isfinite, last.values())], axis=0),
         "iterations_to_90": _iterations_to(0.9, history, runs),
@@ -111,15 +115,28 @@ def _train_block(block: Block, iterations: int, history_every: int, stopped: Cal
     return jax.tree.map(lambda leaf: leaf[None], block.logged()), joined(histories) if histories else {}
 
 
-def _evaluation_columns(when: str, sums: np.ndarray, episodes: int, exact: Iterable[Any]) -> Columns:
-    exact_success_rate, exact_mean_actions = (np.asarray(column) for column in exact)
+def _evaluate(logits: np.ndarray, seeds: list[jax.Array], runs: int, episodes: int) -> list[Evaluations]:
+    """Before and after training, on the article's task; before it, all runs have the same policy."""
+    verdicts = verifier.evaluation_verdicts(episodes)
+    before, after = (evaluation.play(policies, seeds, verdicts) for policies in (np.zeros_like(logits), logits))
+    uniform = Exact(*(np.full(runs, one) for one in _exact_of_uniform(episodes)))
+    exact = Exact(*(np.asarray(one)[:runs] for one in success.exact_of_logits(logits, verdicts.mean(axis=0))))
+    return [
+        Evaluations(episodes, successes[:runs], actions[:runs], squared_actions[:runs], expected)
+        for (successes, actions, squared_actions), expected in ((before, uniform), (after, exact))
+    ]
+
+
+def _evaluation_columns(when: str, found: Evaluations) -> Columns:
     columns = {
-        "successes": sums[0],
-        "success_rate": sums[0] / episodes,
-        "mean_actions": sums[1] / episodes,
-        "exact_success_rate": exact_success_rate,
-        "exact_mean_actions": exact_mean_actions,
+        "successes": found.successes,
+        "success_rate": found.successes / found.episodes,
+        "mean_actions": found.actions / found.episodes,
+        "exact_success_rate": found.exact.success_rate,
+        "exact_mean_actions": found.exact.mean_actions,
     }
+    if "held-out" in found.splits:
+        columns["held_out_exact_success_rate"] = found.splits["held-out"].exact.success_rate
     return {f"{when}_{name}": column for name, column in columns.items()}
 
 

@@ -12,8 +12,9 @@ import pyarrow.parquet as pq
 from jaxrl_mini.config import EXACT_EVERY, MICRO_BATCH, Config
 from jaxrl_mini.types import Columns
 
-SCHEMA_VERSION = 2
-"""Version 1 lacks `MODEL_COLUMNS`, and has NaN for a success that was not evaluated; a folder keeps its version."""
+SCHEMA_VERSION = 3
+"""Version 2 lacks `TASK_COLUMNS`; version 1 also `MODEL_COLUMNS`, and has NaN for a success that was not evaluated. A
+folder keeps its version."""
 
 LABELS: dict[str, pa.DataType] = {"run": pa.int64(), "setting": pa.int32(), "seed": pa.uint32()}
 MODEL_COLUMNS: dict[str, pa.DataType] = {
@@ -23,6 +24,11 @@ MODEL_COLUMNS: dict[str, pa.DataType] = {
     "micro_batch": pa.int32(),
     "exact_every": pa.int32(),
 }
+HELD_OUT: dict[str, pa.DataType] = {
+    "before_held_out_exact_success_rate": pa.float64(),
+    "after_held_out_exact_success_rate": pa.float64(),
+}
+TASK_COLUMNS: dict[str, pa.DataType] = {"task": pa.string(), **HELD_OUT}
 _METRICS: dict[str, pa.DataType] = {
     "loss": pa.float64(),
     "mean_kl": pa.float64(),
@@ -46,6 +52,7 @@ _EVALUATION: dict[str, pa.DataType] = {
 RUNS = pa.schema(
     {
         **LABELS,
+        "task": pa.string(),
         **MODEL_COLUMNS,
         "method": pa.string(),
         "iterations": pa.int32(),
@@ -66,16 +73,18 @@ RUNS = pa.schema(
         "eval_episodes": pa.int32(),
         **{f"before_{name}": kind for name, kind in _EVALUATION.items()},
         **{f"after_{name}": kind for name, kind in _EVALUATION.items()},
+        **HELD_OUT,
         **{f"last_{name}": kind for name, kind in _METRICS.items()},
         "finite": pa.bool_(),
         "iterations_to_90": pa.int32(),
         "logits_crc32": pa.uint32(),
     }
 )
-"""`model`, `dtype`, `micro_batch` and `exact_every` are those in use, null for a table policy; `clip_high` is the upper
-clip in use, that of `clip` unless another is set; `last_*` are the metrics of the last iteration; `finite` whether
-these and all logits are numbers; `iterations_to_90` the first kept iteration, counted from 1, whose exact success is at
-least 0.9, null where none is known; `logits_crc32` the final policy's checksum, as a record has it."""
+"""`*_held_out_exact_success_rate` is that on the split of this name, null where a task has none; `model`, `dtype`,
+`micro_batch` and `exact_every` are those in use, null for a table policy; `clip_high` is the upper clip in use, that
+of `clip` unless another is set; `last_*` are the metrics of the last iteration; `finite` whether these and all
+logits are numbers; `iterations_to_90` the first kept iteration, counted from 1, whose exact success is at least 0.9,
+null where none is known; `logits_crc32` the final policy's checksum, as a record has it."""
 
 HISTORY = pa.schema({**LABELS, "iteration": pa.int32(), **_METRICS, "exact_success_rate": pa.float64()})
 """`exact_success_rate` is null where it was not evaluated, as a language model's in most iterations."""
@@ -85,9 +94,8 @@ SCHEMAS = {"history": HISTORY, "runs": RUNS}  # in the order of writing: a part 
 
 def schema_of(table: str, version: int) -> pa.Schema:
     """The schema of a table in a folder of this version."""
-    return (
-        SCHEMAS[table] if version > 1 else pa.schema([one for one in SCHEMAS[table] if one.name not in MODEL_COLUMNS])
-    )
+    lacks = [*(TASK_COLUMNS if version < 3 else ()), *(MODEL_COLUMNS if version < 2 else ())]
+    return pa.schema([one for one in SCHEMAS[table] if one.name not in lacks])
 
 
 def empty(schema: pa.Schema, columns: list[str] | None) -> pa.Table:
@@ -105,13 +113,14 @@ def completed(table: str, rows: pa.Table, shared: Config) -> pa.Table:
     """
     added: dict[str, Any] = {}
     if table == "runs":
-        values: dict[str, Any] = {"backend": shared.backend}
+        values: dict[str, Any] = {"task": shared.task, "backend": shared.backend}
         if shared.backend == "hf":
             values |= {
                 "model": shared.model, "dtype": shared.dtype or "float32",
                 "micro_batch": shared.micro_batch or MICRO_BATCH, "exact_every": shared.exact_every or EXACT_EVERY,
             }  # fmt: skip
-        for name, kind in MODEL_COLUMNS.items():
+        missing = [name for name in HELD_OUT if name not in rows.schema.names]
+        for name, kind in {"task": pa.string(), **MODEL_COLUMNS, **{name: HELD_OUT[name] for name in missing}}.items():
             added[name] = pa.repeat(pa.scalar(values.get(name), kind), rows.num_rows)
     elif shared.backend == "hf":
         evaluated = shared.evaluates(rows["iteration"].to_numpy())
@@ -125,7 +134,8 @@ def of_columns(table: str, columns: Columns, shared: Config) -> pa.Table:
 
     They get the table's order and types, null where a run lacks one, and for -1 in `iterations_to_90`.
     """
-    schema = schema_of(table, 1)
+    held_out = {name: HELD_OUT[name] for name in columns if name in HELD_OUT}
+    schema = pa.schema([*schema_of(table, 1), *(pa.field(*one) for one in held_out.items())])
     optional = {name for name in schema.names if name.endswith(("retained_episodes", "mean_reward"))}
     if set(schema.names) - set(columns) - optional or set(columns) - set(schema.names):
         raise ValueError(f"columns differ from the schema: {sorted(set(columns) ^ set(schema.names))}")
