@@ -18,6 +18,7 @@ from jaxrl_mini.config import ADVANTAGES, Config, UserError
 
 def test_the_defaults_are_the_articles():
     assert dataclasses.asdict(Config()) == {
+        "task": "binary-search-repair",
         "backend": "table",
         "method": "grpo",
         "model": None,

@@ -23,6 +23,8 @@ def values_of(field: dataclasses.Field) -> st.SearchStrategy:
     limits = field.metadata
     if "choices" in limits:
         drawn = st.sampled_from([*limits["choices"]])
+    elif field.name == "task":
+        drawn = st.sampled_from(["guess:numbers=3", "repair:lines=1,steps=3,hidden=true"])
     elif "parse" in limits:
         drawn = st.sampled_from(["verifier", "shuffled"]) | st.floats(0, 1).map(lambda p: f"noisy:{p}")
     elif field.type is bool:

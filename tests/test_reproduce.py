@@ -279,9 +279,10 @@ def test_the_interval_of_any_episodes_is_found_from_its_width_alone_and_no_other
         lengths = draw.integers(1, draw.integers(2, 8), episodes)
         total, squares = int(lengths.sum()), int((lengths**2).sum())
         interval = intervals.mean_interval(total, squares, episodes)
-        low, high = audit._nearest_mean_interval(interval, total, episodes)
+        steps = int(draw.integers(lengths.max(), 9))
+        low, high = audit._nearest_mean_interval(interval, total, episodes, steps)
         assert (low, high) == interval
-        wider = audit._nearest_mean_interval((low - 1e-5, high + 1e-5), total, episodes)
+        wider = audit._nearest_mean_interval((low - 1e-5, high + 1e-5), total, episodes, steps)
         assert wider != (low - 1e-5, high + 1e-5)
 
 
