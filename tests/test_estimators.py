@@ -88,7 +88,7 @@ def test_the_policy_of_a_recording_is_judged_and_one_that_was_kept(command, judg
         (("--reward", "shuffled"), "--reward shuffled depends on the other episodes"),
         (("--reward", "nothing"), "--reward 'nothing' is unknown"),
         (("--policy", "none.npz"), "recording none.npz cannot be read"),
-        (("--policy", "."), "policy.json' cannot be read"),
+        (("--policy", "."), "has no policy.json: expected what train --save-policy wrote of a table policy"),
         (("--groups", "64", "--group-size", "64", "--at", "0"), "are too many for step-mean"),
     ],
 )

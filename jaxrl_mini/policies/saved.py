@@ -76,6 +76,9 @@ def load_table(folder: str | os.PathLike[str]) -> tuple[Float[np.ndarray, "24 6"
 def _read_description(path: Path) -> Config:
     try:
         data = json.loads(files.read(path, MAX_BYTES))
+    except FileNotFoundError as error:
+        right = "what train --save-policy wrote of a table policy"
+        raise UserError(f"policy {str(path.parent)!r} has no {path.name}: expected {right}") from error
     except OSError as error:
         raise UserError(f"{str(path)!r} cannot be read ({error.strerror})") from error
     except (ValueError, RecursionError) as error:
