@@ -2,7 +2,16 @@
 
 import random
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from jaxrl_mini import Task
+
+given_any = given(
+    seed=st.integers(0, 10**6), actions=st.integers(2, 3), steps=st.integers(1, 3), places=st.integers(1, 4),
+    instances=st.integers(1, 3), hidden=st.booleans(),
+)  # fmt: skip
+"""Hands a test the parameters of any `Generated`, as keywords."""
 
 
 class Generated(Task):

@@ -4,9 +4,8 @@ import functools
 
 import pytest
 import walk
-from generated import Generated
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from generated import Generated, given_any
+from hypothesis import settings
 
 from jaxrl_mini.exact import beliefs
 from jaxrl_mini.tasks.compiled import compile_task
@@ -43,10 +42,7 @@ def test_the_tasks_that_come_along_are_what_a_walk_finds(specification):
 
 
 @settings(max_examples=25, deadline=None)
-@given(
-    seed=st.integers(0, 10**6), actions=st.integers(2, 3), steps=st.integers(1, 3), places=st.integers(1, 4),
-    instances=st.integers(1, 3), hidden=st.booleans(),
-)  # fmt: skip
+@given_any
 def test_any_small_task_is_what_a_walk_finds(**parameters):
     check(lambda: Generated(**parameters), compile_task(Generated(**parameters), "generated"))
 

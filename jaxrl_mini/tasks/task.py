@@ -48,8 +48,7 @@ class Task:
 
     def chance(self, weights: Sequence[SupportsFloat]) -> int:
         """The number of an alternative, by their weights: drawn when a person plays, enumerated for tables."""
-        return (
-            alternative(weights)
-            if alternative
-            else random.choices(range(len(weights)), [float(one) for one in weights])[0]
-        )
+        if alternative:
+            return alternative(weights)
+        (drawn,) = random.choices(range(len(weights)), [float(weight) for weight in weights])
+        return drawn
