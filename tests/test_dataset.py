@@ -17,7 +17,7 @@ import pytest
 from faults import every_fault
 
 from jaxrl_mini.config import Config, UserError
-from jaxrl_mini.sweeps import dataset, table_part
+from jaxrl_mini.sweeps import dataset, table_part, tables
 from jaxrl_mini.sweeps.dataset import HISTORY, RUNS, Dataset
 from jaxrl_mini.sweeps.grid import Grid
 
@@ -317,18 +317,19 @@ def test_a_number_that_is_none_where_it_was_evaluated_stays(models):
     assert found[0] is None and np.isnan(found[1]) and np.isnan(found[2])
 
 
-@pytest.fixture(params=["table", "language"])
+@pytest.fixture(params=["sweep-version-1/table", "sweep-version-1/language", "sweep-version-2/table"])
 def old(request, tmp_path, golden):
-    """A folder that the version before wrote: with NaN for null, and without the columns of a model."""
-    return Path(shutil.copytree(golden / "sweep-version-1" / request.param, tmp_path / request.param))
+    """A folder that a version before wrote: without the columns of a task; the first also of a model, NaN for null."""
+    return Path(shutil.copytree(golden / request.param, tmp_path / Path(request.param).name))
 
 
-def test_a_folder_of_the_version_before_is_read_as_one_of_now(old):
+def test_a_folder_of_a_version_before_is_read_as_one_of_now(old):
     raw, found = (pq.read_table(old / "history"), Dataset.open(old))
     runs, history = found.runs(), found.history()
     assert runs.schema.equals(RUNS) and history.schema.equals(HISTORY)
     row, table = runs.to_pylist()[0], old.name == "table"
     names = ("backend", "model", "dtype", "micro_batch", "exact_every")
+    assert row["task"] == "binary-search-repair" and row["after_held_out_exact_success_rate"] is None
     assert [row[name] for name in names] == (["table"] + [None] * 4 if table else ["hf", "tiny", "float32", 4, 2])
     expected = [None if np.isnan(value) else value for value in raw["exact_success_rate"].to_pylist()]
     assert history["exact_success_rate"].to_pylist() == expected and (None in expected) is not table
@@ -340,11 +341,11 @@ def columns_of(path: Path) -> dict[str, np.ndarray]:
     frame = pd.read_parquet(path)
     if "iterations_to_90" in frame:
         frame["iterations_to_90"] = frame["iterations_to_90"].fillna(-1)
-    frame = frame.dropna(axis="columns", how="all")
+    frame = frame.drop(columns=[*tables.MODEL_COLUMNS], errors="ignore").dropna(axis="columns", how="all")
     return {name: np.array(frame[name].tolist()) for name in frame}
 
 
-def test_a_folder_of_the_version_before_goes_on_in_that_version(old):
+def test_a_folder_of_a_version_before_goes_on_in_that_version(old):
     """All of its files have the same columns, as readers need it; a part that is there is the same part."""
     before, found = contents(old), Dataset.create(old, Dataset.open(old).grid, {})
     columns = {table: columns_of(found.file(table, 0)) for table in found.tables}
