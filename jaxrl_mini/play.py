@@ -5,11 +5,12 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from jaxrl_mini.config import MAX_EVAL_EPISODES, MAX_SEED, Config, UserError
+from jaxrl_mini.config import ARTICLE, MAX_EVAL_EPISODES, MAX_SEED, Config, UserError
 from jaxrl_mini.machine import commandline, effort
 
 if TYPE_CHECKING:
     from jaxrl_mini.runs.player import Player
+    from jaxrl_mini.tasks.task import Episode
 
 EXAMPLES = """\
 examples:
@@ -19,8 +20,9 @@ examples:
   python -m jaxrl_mini.play --task guess:numbers=4 --human
 
 Prints an episode step by step: what the agent sees, the probability of each action, the action, and at the end the
-private verifier's verdict. With --episodes, a JSON object with the fields of a record's `after`. With --task, a person
-plays an instance of the split `train`; it and what chance does are drawn by the seed.
+private verifier's verdict. With --episodes, a JSON object with the fields of a record's `after`. The seed draws the
+instance, of the split `train`, and what chance does. Without a policy, a person plays; a policy of a task of your own
+plays where you name that: play DIR --task FILE.py:CLASS.
 """
 BAR = 40
 EPISODES = f"a whole number from 1 to {MAX_EVAL_EPISODES}"
@@ -37,7 +39,7 @@ def main(arguments: list[str]) -> None:
         metavar="DIR",
         help="what train --save-policy wrote, or a Hugging Face checkpoint",
     )
-    parser.add_argument("--task", metavar="TASK", help="with --human: play it without a policy")
+    parser.add_argument("--task", metavar="TASK", help="without a policy, what a person plays; else the policy's")
     how = parser.add_mutually_exclusive_group()
     how.add_argument(
         "--episodes",
@@ -54,76 +56,83 @@ def main(arguments: list[str]) -> None:
     Config(seed=flags.seed)  # refuses a seed out of range
     if flags.episodes is not None and not 1 <= flags.episodes <= MAX_EVAL_EPISODES:
         raise UserError(f"--episodes {flags.episodes} is out of range: expected {EPISODES}")
-    if (flags.folder is None) == (flags.task is None):
-        raise UserError("give the folder of a policy, or --task TASK --human: expected one of the two")
-    if flags.task is not None:
-        if not flags.human:
-            raise UserError(f"--task {flags.task} is played by a person: add --human, or give the folder of a policy")
-        play_by_hand(flags.task, flags.seed)
+    if flags.folder is None:
+        if flags.task is None or not flags.human:
+            raise UserError("the folder of a policy is missing: give it, or --task TASK --human")
+        from jaxrl_mini.tasks.specification import load_task
+
+        load_task(flags.task)  # what is wrong with it is said before anybody plays
+        play(flags.task, flags.seed, human=True)
         return
     commandline.use_device(flags.device)
+    from jaxrl_mini.learning.block import task_of
     from jaxrl_mini.runs import records
     from jaxrl_mini.runs.player import TablePlayer, load_player
-    from jaxrl_mini.tasks.repair import ACTIONS
 
-    player = load_player(flags.folder)
+    player = load_player(flags.folder, [flags.task] if flags.task else [])
+    if flags.task not in (None, player.task):
+        raise UserError(f"--task {flags.task} is not that of policy {flags.folder!r}: expected {player.task}")
     if flags.episodes is None:
-        play(player, asked(ACTIONS) if flags.human else iter(player.episode(flags.seed)))
-    else:
-        table = isinstance(player, TablePlayer)
-        chosen = {} if table else {"backend": "hf", "model": flags.folder}
-        commandline.say_how_long(effort.alone(Config(iterations=1, eval_episodes=flags.episodes, **chosen)) / 2)
-        print(json.dumps(records.finite(records.summary(player.evaluate(flags.episodes, flags.seed)))))
+        play(player.task, flags.seed, player, flags.human)
+        return
+    table = isinstance(player, TablePlayer)
+    chosen = {} if table else {"backend": "hf", "model": flags.folder}
+    config = Config(task=player.task, iterations=1, eval_episodes=flags.episodes, **chosen)
+    commandline.say_how_long(effort.alone(config) / 2)
+    summary = records.summary(player.evaluate(flags.episodes, flags.seed), task_of(config))
+    print(json.dumps(records.finite(summary)))
 
 
-def play(player: "Player", actions: Iterator[int]) -> None:
-    """Prints an episode of these actions; it is graded as the first evaluation episode is."""
-    from jaxrl_mini.episodes.verifier import evaluation_verdicts
-    from jaxrl_mini.tasks.repair import ACTIONS, BinarySearchRepair
+def play(task_name: str, seed: int, player: "Player | None" = None, human: bool = False) -> None:
+    """Prints an episode; a policy's on the article's task is the seed's first evaluation episode.
 
-    task, taken = BinarySearchRepair(), list[int]()
-    observation = task.reset()
-    while not task.ended:
-        print(observation)
-        for name, probability in zip(ACTIONS, player.probabilities(taken).tolist(), strict=True):
-            print(f"  {name:8}  {probability:6.4f}  {'#' * round(BAR * probability)}".rstrip())
-        taken.append(next(actions))
-        observation = task.step(ACTIONS[taken[-1]])
-        print(f"> {ACTIONS[taken[-1]]}\n", flush=True)
-    if task.submitted:
-        accepted = evaluation_verdicts(1)[0, task.artifact.variant]
-        print(f"submitted: {'; '.join(task.artifact.lines)}")
-        print(f"the private verifier {'accepts' if accepted else 'rejects'} it: {'success' if accepted else 'failure'}")
-    else:
-        print(observation)
-        print("out of steps, nothing submitted: failure")
-
-
-def play_by_hand(specification: str, seed: int) -> None:
-    """Has a person play a task.
+    Args:
+      task_name: the task.
+      seed: of the instance, of what chance does, and of the policy's actions.
+      player: whose probabilities are shown, and whose actions are taken where no person plays.
+      human: the actions are those of a person.
 
     Raises:
-      UserError: there is no such task, it cannot be one, or the input ended before the episode.
+      UserError: the input ended before the episode.
     """
-    from jaxrl_mini.tasks.specification import load_task, make_task
+    from jaxrl_mini.tasks.specification import make_task
+    from jaxrl_mini.tasks.task import Episode
 
-    load_task(specification)  # what is wrong with it is said before anybody plays
-    task = make_task(specification)
+    task = make_task(task_name)
     random.seed(seed)
-    instance = random.choice(list(task.splits["train"]))
-    observation, actions = task.reset(instance), asked(task.actions)
-    print(task.header)
+    episode = Episode(task, random.choice(list(task.splits["train"])))
+    chosen: Iterator[int]
+    if human or player is None:
+        print(task.header)
+        chosen = asked(task.actions)
+    else:
+        chosen = iter(player.episode(seed)) if task_name == ARTICLE else drawn(player, episode)
+    width = max(map(len, task.actions))
     while not task.ended:
-        print(observation)
-        observation = task.step(task.actions[next(actions)])
-    print(observation)
+        print(episode.observations[-1])
+        for name, probability in zip(task.actions, player.probabilities_in(episode) if player else (), strict=False):
+            print(f"  {name:{width}}  {probability:6.4f}  {'#' * round(BAR * probability)}".rstrip())
+        action = next(chosen)
+        print(f"> {task.actions[action]}\n", flush=True)
+        episode.step(action)
+    if episode.observations[-1]:
+        print(episode.observations[-1])
     if task.submission is None:
-        print("nothing submitted: failure")
+        print("out of steps, " * (len(episode.actions) == task.max_steps) + "nothing submitted: failure")
         return
-    chance = float(task.verify(task.submission, instance))
+    chance = float(task.verify(task.submission, episode.instance))
     accepted = random.random() < chance
-    print(f"submitted: {task.submission}, which the private verifier accepts with probability {chance:g}")
-    print(f"it {'accepts' if accepted else 'rejects'} it: {'success' if accepted else 'failure'}")
+    print(f"submitted: {task.submission}")
+    if 0 < chance < 1:
+        print(f"the private verifier accepts it with probability {chance:g}")
+    print(f"the private verifier {'accepts' if accepted else 'rejects'} it: {'success' if accepted else 'failure'}")
+
+
+def drawn(player: "Player", episode: "Episode") -> Iterator[int]:
+    """Actions by a policy's probabilities."""
+    while True:
+        probabilities = player.probabilities_in(episode).tolist()
+        yield random.choices(range(len(probabilities)), probabilities)[0]
 
 
 def asked(actions: Sequence[str]) -> Iterator[int]:

@@ -107,9 +107,8 @@ def main(arguments: list[str]) -> None:
         from jaxrl_mini.tasks.specification import load_task  # imports NumPy
 
         load_task(config.task)
-        for flag, name in (("--trajectories", flags.trajectories), ("--save-policy", flags.save_policy)):
-            if name is not None:
-                raise UserError(f"{flag} {name} is for task {ARTICLE} alone: leave it out")
+        if flags.trajectories is not None:
+            raise UserError(f"--trajectories {flags.trajectories} is for task {ARTICLE} alone: leave it out")
     trackers.check(flags.track, resuming=flags.resume)
     if flags.trajectories is not None and config.exact_gradient:
         raise UserError("--trajectories has no use with --exact-gradient: no sampled episode leads to that update")

@@ -273,7 +273,7 @@ def test_a_text_in_place_of_a_list_of_texts_is_refused(golden, no_type_checks, p
 
 def test_a_language_model_plays_too(word, tiny_folder, capsys):
     player, (_, checkpoint) = load_player(tiny_folder), word
-    play.play(player, iter(player.episode(7)))
+    play.play(player.task, 7, player)
     assert capsys.readouterr().out.rstrip().endswith(("success", "failure"))
     histories = [], [ACTIONS.index("fix_low"), ACTIONS.index("read")]
     probabilities = [player.probabilities(actions) for actions in histories]

@@ -1,9 +1,9 @@
-"""A kept policy of either kind, ready to play: what it would do after any actions, an episode, and its figures."""
+"""A kept policy of either kind, ready to play: what it would do in an episode, and its figures."""
 
 import abc
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import jax
@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from scipy.special import softmax
 
-from jaxrl_mini.config import BLOCK, Config, UserError
+from jaxrl_mini.config import ARTICLE, BLOCK, Config, UserError
 from jaxrl_mini.episodes import rollout, verifier
 from jaxrl_mini.episodes.packed import Episodes
 from jaxrl_mini.learning import evaluation
@@ -20,16 +20,34 @@ from jaxrl_mini.learning.evaluation import Evaluation
 from jaxrl_mini.machine import jax_settings
 from jaxrl_mini.policies import folders
 from jaxrl_mini.policies.saved import load_table
-from jaxrl_mini.tasks.repair import MAX_STEPS, NUM_VARIANTS
-from jaxrl_mini.tasks.tables import TABLES
+from jaxrl_mini.tasks.repair import MAX_STEPS
+from jaxrl_mini.tasks.specification import load_task, make_task
+from jaxrl_mini.tasks.task import Episode
 
 
 class Player(abc.ABC):
     """What the two kinds of policy have in common."""
 
+    task: str
+    """What it plays, as `--task` says it."""
+
     @abc.abstractmethod
+    def probabilities_in(self, episode: Episode) -> Float[np.ndarray, " action"]:
+        """Of the actions, where an open episode is."""
+
     def probabilities(self, actions: Sequence[int]) -> Float[np.ndarray, " action"]:
-        """Of the six actions, after those that an open episode has taken."""
+        """Of the actions, after those that an open episode has taken.
+
+        Raises:
+          UserError: on this task that depends on the instance or on chance, too.
+        """
+        task = load_task(self.task)
+        if len(task.start_node) > 1 or (task.chance < 1).any():
+            raise UserError(f"what is seen after actions of task {self.task} is not sure: ask for probabilities_in")
+        episode = Episode(make_task(self.task), *make_task(self.task).splits["train"])
+        for action in actions:
+            episode.step(action)
+        return self.probabilities_in(episode)
 
     @abc.abstractmethod
     def episode(self, seed: int) -> list[int]:
@@ -43,36 +61,42 @@ class Player(abc.ABC):
         """
 
 
-def load_player(folder: str | os.PathLike[str]) -> Player:
+def load_player(folder: str | os.PathLike[str], tasks: Collection[str] = ()) -> Player:
     """Reads what `train --save-policy` wrote, or a Hugging Face checkpoint.
 
+    Args:
+      folder: the folder.
+      tasks: of a user's own, those that may be imported.
+
     Raises:
-      UserError: the folder cannot be read as either.
+      UserError: the folder cannot be read as either, or the policy's task is not here or not what it was.
     """
     if not Path(folder).is_dir():
         raise UserError(f"policy {str(folder)!r} is not a folder: give one that train --save-policy wrote")
     if (Path(folder) / folders.TABLE).exists():
-        return TablePlayer(load_table(folder)[0])
+        logits, config = load_table(folder, tasks)
+        return TablePlayer(logits, config.task)
     return LanguagePlayer(folder)
 
 
 class TablePlayer(Player):
-    """A table of logits, float32 [state, action]."""
+    """A table of logits, float32 [context, action]."""
 
-    def __init__(self, logits: Float[np.ndarray, "24 6"]):
-        self.logits = logits
+    def __init__(self, logits: Float[np.ndarray, "context action"], task: str = ARTICLE):
+        self.logits, self.task = logits, task
         self.probs = softmax(logits.astype(np.float64), axis=1)
+        tables = load_task(task)
+        self._contexts = {(context // tables.width, view): context for context, view in tables.views.items()}
 
-    def probabilities(self, actions: Sequence[int]) -> Float[np.ndarray, " action"]:
+    def probabilities_in(self, episode: Episode) -> Float[np.ndarray, " action"]:
         """See `Player`."""
-        variant = 0
-        for step, action in enumerate(actions):
-            variant = TABLES.next_variant[step, variant, action]
-        return self.probs[len(actions) * NUM_VARIANTS + variant]
+        return self.probs[self._contexts[len(episode.actions), episode.task.view]]
 
     @jax_settings.own()
     def episode(self, seed: int) -> list[int]:
         """See `Player`."""
+        if self.task != ARTICLE:
+            raise UserError(f"an episode of task {self.task} is more than its actions: play one")
         probs = jnp.asarray(self.probs, jnp.float32)
         played = rollout.rollout(
             probs, jnp.uint32(seed), jnp.int32(0), stream=rollout.EVALUATION, groups=1, group_size=1
@@ -82,6 +106,9 @@ class TablePlayer(Player):
     @jax_settings.own()
     def evaluate(self, episodes: int, seed: int) -> Evaluation:
         """See `Player`."""
+        if self.task != ARTICLE:
+            task, one = load_task(self.task), np.array([seed], np.uint32)
+            return evaluation.evaluate_task(task, self.logits[..., None], one, episodes)[0]
         copies = np.repeat(self.logits[..., None], BLOCK, axis=-1)
         seeds = jnp.full(BLOCK, seed, jnp.uint32)
         return evaluation.evaluate(copies, seeds, verifier.evaluation_verdicts(episodes))[0]
@@ -94,16 +121,16 @@ class LanguagePlayer(Player):
     def __init__(self, folder: str | os.PathLike[str]):
         from jaxrl_mini.policies.language import load_policy  # imports flax, for which a table should not wait
 
-        self.folder = str(folder)
+        self.folder, self.task = str(folder), ARTICLE
         self.policy, self.checkpoint = load_policy(self.folder)
         self._log_probs = jax.jit(self.policy.log_probs)
 
     @jax_settings.own()
-    def probabilities(self, actions: Sequence[int]) -> Float[np.ndarray, " action"]:
+    def probabilities_in(self, episode: Episode) -> Float[np.ndarray, " action"]:
         """See `Player`."""
         padded = np.full((MAX_STEPS, 1), -1, np.int32)
-        padded[: len(actions), 0] = actions
-        return np.exp(np.asarray(self._log_probs(self.checkpoint.params, padded)[len(actions), 0]))
+        padded[: len(episode.actions), 0] = episode.actions
+        return np.exp(np.asarray(self._log_probs(self.checkpoint.params, padded)[len(episode.actions), 0]))
 
     @jax_settings.own()
     def episode(self, seed: int) -> list[int]:

@@ -17,7 +17,7 @@ from jaxrl_mini.machine import files
 from jaxrl_mini.machine.files import Output
 from jaxrl_mini.machine.runtime import runtime
 from jaxrl_mini.tasks.compiled import CompiledTask
-from jaxrl_mini.tasks.specification import is_registered, load_task
+from jaxrl_mini.tasks.specification import load_again
 
 SCHEMA_VERSION = 1
 SCOPE = (
@@ -59,18 +59,17 @@ def build(result: Result, began: Mapping[str, Any] | None = None) -> dict[str, A
 
 
 def check_task(what: str, record: Mapping[str, Any], given: Collection[str]) -> None:
-    """Refuses a record of a task that is not here, or not what it was; imports none that the user did not name.
+    """Refuses a record of a task that is not here, or not what it was.
 
     Raises:
-      UserError: it is.
+      UserError: it is, or the task is a user's own that is not among the `given`.
     """
-    name = record["config"].get("task", ARTICLE)
-    if not is_registered(name) and name not in given:
-        raise UserError(f"{what} is about a task of its user's own: name it, --task {name}, or use --static")
-    task = None if name == ARTICLE else load_task(name)
-    if task is not None and (here := description(task)) != (there := record.get("task")):
-        digest = there.get("digest") if isinstance(there, dict) else there
-        raise UserError(f"{what} is about task {name} with digest {digest}: here it has {here['digest']}")
+    name, there = record["config"].get("task", ARTICLE), record.get("task")
+    if name != ARTICLE:
+        digest = there.get("digest") if isinstance(there, dict) else None
+        task = load_again(what, name, digest, given, ", or use --static")
+        if description(task) != there:
+            raise UserError(f"{what} says of task {name} what is not so: expected {description(task)}")
 
 
 def description(task: CompiledTask) -> dict[str, Any]:

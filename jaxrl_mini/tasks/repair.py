@@ -45,6 +45,9 @@ class Artifact(NamedTuple):
             "high = mid - 1" if self.high_fixed else "high = mid",
         )
 
+    def __str__(self) -> str:
+        return "; ".join(self.lines)
+
 
 VARIANTS = tuple(Artifact(low, high) for low in (False, True) for high in (False, True))
 

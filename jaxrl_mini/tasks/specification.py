@@ -5,7 +5,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,29 @@ def register(name: str, make: Callable[..., Task]) -> None:
 def is_registered(specification: str) -> bool:
     """Whether a specification names a task that comes along, or was registered: no file or module."""
     return specification.partition(":")[0] in _registered
+
+
+def load_again(
+    what: str, specification: str, digest: object, given: Collection[str], instead: str = ""
+) -> CompiledTask:
+    """The task that a file names; imports none that the user did not name, too.
+
+    Args:
+      what: the file, in words.
+      specification: the task, as the file has it.
+      digest: that of its tables, as the file has it.
+      given: the tasks that the user named.
+      instead: what else the user may do.
+
+    Raises:
+      UserError: the user did not name it, it is not here, or not what it was.
+    """
+    if not is_registered(specification) and specification not in given:
+        raise UserError(f"{what} is about a task of its user's own: name it, --task {specification}{instead}")
+    task = load_task(specification)
+    if task.digest != digest:
+        raise UserError(f"{what} is about task {specification} with digest {digest}: here it has {task.digest}")
+    return task
 
 
 def load_task(specification: str) -> CompiledTask:

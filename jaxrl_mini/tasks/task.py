@@ -52,3 +52,22 @@ class Task:
             return alternative(weights)
         (drawn,) = random.choices(range(len(weights)), [float(weight) for weight in weights])
         return drawn
+
+
+class Episode:
+    """An episode of a task on its way: what was seen and done so far.
+
+    Args:
+      task: the task; while this goes on nothing else may play it.
+      instance: what is played.
+    """
+
+    def __init__(self, task: Task, instance: Any):
+        self.task, self.instance = task, instance
+        self.observations = [task.reset(instance)]
+        self.actions: list[int] = []
+
+    def step(self, action: int) -> None:
+        """Takes an action, by its number."""
+        self.observations.append(self.task.step(self.task.actions[action]))
+        self.actions.append(action)
