@@ -16,7 +16,10 @@ Prints a JSON object per file and exits with code 1 where an error exceeds the t
 to another framework, record its run: `config` (JSON text: method, iterations, groups, group_size, epochs, lr, clip,
 beta), `actions` int8 [iteration, group, episode, step] with -1 after the end, `rewards` (0 or 1),
 `advantages`, `old_log_probs`, `logits` [iteration + 1, state, action], and `history_loss`, `history_mean_kl`,
-`history_ratio_outside_clip_fraction`; all numbers finite.
+`history_ratio_outside_clip_fraction`; all numbers finite. Of another task than the article's, `config` has `task` and
+`task_digest` (see check_task), too, and beside the actions there are `views` [iteration, group, episode, step], the
+number of what the policy saw in its step, `instances` [iteration, group], and `submissions` [iteration, group,
+episode], counted from 1, 0 for nothing.
 """
 
 TOLERANCES = "a number from 0, finite"
@@ -40,21 +43,22 @@ def main(arguments: list[str]) -> int:
         help="largest absolute error accepted [1e-4]",
     )
     commandline.add_advantage_flag(parser, "recording")
+    commandline.add_task_flag(parser, "recording")
     commandline.add_device_flag(parser)
     flags = parser.parse_args(arguments)
     own = [load_advantage(one) for one in flags.advantage]
     if not 0 <= flags.tolerance < math.inf:
         raise UserError(f"--tolerance {flags.tolerance} is out of range: expected {TOLERANCES}")
     commandline.use_device(flags.device)
-    from jaxrl_mini.runs import recording
+    from jaxrl_mini.runs import recording, replaying
 
-    loaded = [recording.read(path) for path in flags.files]
+    loaded = [recording.read(path, flags.task) for path in flags.files]
     having = [(f"recording {path}", one.config.advantage) for path, one in zip(flags.files, loaded, strict=True)]
     check_given(own, having)
     commandline.say_how_long(sum(effort.alone(one.config) for one in loaded))
     all_ok = True
     for path, one in zip(flags.files, loaded, strict=True):
-        errors = recording.replay_errors(one)
+        errors = replaying.replay_errors(one)
         ok = all(error <= flags.tolerance for error in errors.values() if error is not None)
         all_ok &= ok
         shown = {name: error if error is None or math.isfinite(error) else None for name, error in errors.items()}

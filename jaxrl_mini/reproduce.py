@@ -37,12 +37,7 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--static", action="store_true", help="check the records against themselves, run nothing")
     commandline.add_advantage_flag(parser, "record")
-    parser.add_argument(
-        "--task",
-        action="append",
-        default=[],
-        help="a record's task that is in a file or a module of your own, as it was",
-    )
+    commandline.add_task_flag(parser, "record")
     commandline.add_device_flag(parser)
     flags = parser.parse_args(arguments)
     if flags.static and flags.advantage:

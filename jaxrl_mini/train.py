@@ -107,8 +107,6 @@ def main(arguments: list[str]) -> None:
         from jaxrl_mini.tasks.specification import load_task  # imports NumPy
 
         load_task(config.task)
-        if flags.trajectories is not None:
-            raise UserError(f"--trajectories {flags.trajectories} is for task {ARTICLE} alone: leave it out")
     trackers.check(flags.track, resuming=flags.resume)
     if flags.trajectories is not None and config.exact_gradient:
         raise UserError("--trajectories has no use with --exact-gradient: no sampled episode leads to that update")

@@ -21,9 +21,7 @@ from jaxrl_mini.episodes.grounds import grounds
 from jaxrl_mini.exact import situations
 from jaxrl_mini.learning import evaluation, loop
 from jaxrl_mini.learning.checkpoint import Checkpoints
-from jaxrl_mini.policies.saved import save_table
 from jaxrl_mini.policies.table import log_probs_of_logits
-from jaxrl_mini.runs.player import load_player
 from jaxrl_mini.tasks.compiled import compile_task
 from jaxrl_mini.tasks.repair import BinarySearchRepair
 from jaxrl_mini.tasks.specification import load_task, make_task, register
@@ -259,7 +257,6 @@ def test_a_file_that_changed_is_another_task(lamps, tmp_path, monkeypatch):
         (["--task", "a\nb"], "names no task"),
         (["--task", HIDDEN, "--reward", "public-test"], "--reward public-test is for task binary-search-repair alone"),
         (["--task", HIDDEN, "--exact-gradient"], "--exact-gradient is for task binary-search-repair alone"),
-        (["--task", HIDDEN, "--trajectories", "t.npz"], "--trajectories t.npz is for task"),
         (["--task", HIDDEN, "--backend", "hf", "--model", "m"], "--backend hf is for task"),
     ],
 )
@@ -290,85 +287,3 @@ def test_without_a_policy_a_person_plays_a_task_that_is_named(command, flags):
     outcome = command(play_door, *flags)
     assert outcome.code == 2 and len(outcome.err) == 1
     assert outcome.err[0] == "error: the folder of a policy is missing: give it, or --task TASK --human"
-
-
-OWN = """
-import jaxrl_mini
-
-class Doors(jaxrl_mini.Task):
-    actions = ("listen", "left", "right")
-    max_steps = 2
-    header = "Open the door with the prize."
-    splits = {"train": ("left", "right"), "held-out": ("left",)}
-
-    def reset(self, instance):
-        self.place, self.heard, self.submission, self.ended, self.steps = instance, "", None, False, 0
-        return "two doors"
-
-    def step(self, action):
-        self.steps += 1
-        if action == "listen":
-            self.heard = self.place if self.chance([9, 1]) == 0 else {"left": "right", "right": "left"}[self.place]
-        else:
-            self.submission = action
-        self.ended = action != "listen" or self.steps == 2
-        return f"you heard {self.heard}"
-
-    state = property(lambda self: (self.place, self.heard, self.submission, self.steps))
-    view = property(lambda self: self.heard)
-
-    @staticmethod
-    def verify(submission, instance):
-        return 0.75 * (submission == instance)
-"""
-
-
-@pytest.mark.parametrize("task", ["doors.py:Doors", "guess:numbers=3", HIDDEN])
-def test_a_kept_policy_of_any_task_plays_the_evaluation_of_its_record(train_command, command, tmp_path, task):
-    (tmp_path / "doors.py").write_text(OWN)
-    flags = ("--task", task, "--iterations", 2, "--eval-episodes", 30)
-    assert train_command(*flags, "--output", "r.json", "--save-policy", "p").code == 0
-    again = command(play_door, "p", "--task", task, "--episodes", 30)
-    record = json.loads((tmp_path / "r.json").read_text())
-    assert json.loads(again.out[0]) == record["after"]
-    assert json.loads(command(play_door, "p", "--task", task, "--episodes", 30, "--seed", 8).out[0]) != record["after"]
-
-
-def test_an_episode_of_a_kept_policy_of_any_task_is_shown_as_it_was_drawn(command, tmp_path):
-    """Over many seeds, as often as the policy has it: it listens first, and then does what it heard."""
-    (tmp_path / "doors.py").write_text(OWN)
-    name = str(tmp_path / "doors.py:Doors")
-    task = load_task(name)
-    logits = np.zeros(task.shape, np.float32)
-    for context, view in task.views.items():
-        logits[context, ["", "left", "right"].index(view)] = 30
-    save_table("p", logits, Config(task=name))
-    ends = []
-    for seed in range(60):
-        outcome = command(play_door, "p", "--task", name, "--seed", seed)
-        assert outcome.code == 0 and outcome.out[:2] == ["two doors", f"  listen  1.0000  {'#' * 40}"]
-        assert outcome.out[4:6] == ["> listen", ""]
-        opened = outcome.out[6].removeprefix("you heard ")
-        assert outcome.out[10] == f"> {opened}" and f"submitted: {opened}" in outcome.out
-        assert ("accepts it with probability 0.75" in outcome.out[-2]) or outcome.out[-1].endswith("failure")
-        ends.append(outcome.out[-1].endswith("success"))
-    assert abs(np.mean(ends) - 0.9 * 0.75) < 3 * (0.675 * 0.325 / 60) ** 0.5
-
-
-def test_a_policy_says_which_task_it_plays_and_another_is_refused(command, tmp_path):
-    (tmp_path / "doors.py").write_text(OWN)
-    name = str(tmp_path / "doors.py:Doors")
-    save_table("p", np.zeros(load_task(name).shape, np.float32), Config(task=name))
-    for flags, message in (
-        ([], f"is about a task of its user's own: name it, --task {name}"),
-        (["--task", HIDDEN], "is about a task of its user's own"),
-    ):
-        outcome = command(play_door, "p", *flags)
-        assert outcome.code == 2 and len(outcome.err) == 1 and message in outcome.err[0]
-    with pytest.raises(UserError, match="not sure"):
-        load_player("p", [name]).probabilities([0])
-    (tmp_path / "doors.py").write_text(OWN.replace("[9, 1]", "[8, 2]"))
-    outcome = command(play_door, "p", "--task", name)
-    assert outcome.code == 2 and len(outcome.err) == 1 and "with digest" in outcome.err[0]
-    save_table("q", np.zeros((24, 6), np.float32), Config())
-    assert "expected binary-search-repair" in command(play_door, "q", "--task", HIDDEN).err[0]

@@ -14,7 +14,7 @@ from jaxrl_mini.config import BLOCK, Config
 from jaxrl_mini.episodes.packed import Episodes
 from jaxrl_mini.learning import block, language_training, training
 from jaxrl_mini.policies import language, table
-from jaxrl_mini.runs import recording
+from jaxrl_mini.runs import replaying
 from jaxrl_mini.tasks.histories import enumerate_histories
 from jaxrl_mini.tasks.repair import MAX_STEPS, NUM_ACTIONS, NUM_STATES, NUM_VARIANTS
 from jaxrl_mini.types import Distribution, Settings
@@ -79,9 +79,9 @@ def test_a_replayed_iteration_stays_on_the_device():
     logits = table.initial_logits(())
     state = training.initial_state(logits, Distribution(logits, logits))
     settings = jax.tree.map(np.float32, Settings.of(config))
-    actions = np.zeros((MAX_STEPS, config.groups, config.group_size), np.int32)
-    data = state, actions, zeros(config.groups, config.group_size), zeros(NUM_STATES, NUM_ACTIONS), settings
-    assert_stays(recording._iteration.trace(*data, block.sizes_of(config)))
+    episodes = Episodes(np.zeros((config.groups, config.group_size), np.int32))
+    data = state, episodes, zeros(config.groups, config.group_size), zeros(NUM_STATES, NUM_ACTIONS), settings
+    assert_stays(replaying._iteration.trace(*data, block.sizes_of(config)))
 
 
 # Language models

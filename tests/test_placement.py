@@ -11,7 +11,7 @@ from jaxrl_mini.config import Config, UserError
 from jaxrl_mini.learning import loop
 from jaxrl_mini.machine import files
 from jaxrl_mini.machine.placement import make_mesh
-from jaxrl_mini.runs import recording, records
+from jaxrl_mini.runs import recording, records, replaying
 
 FIGURES = ("loss", "mean_kl", "entropy", "gradient_norm", "train_success_rate")
 
@@ -136,9 +136,9 @@ def test_a_language_models_recording_replays(alone, tmp_path):
     with files.Output(tmp_path / "run.npz") as output:
         recording.write(alone, output)
     recorded = recording.read(tmp_path / "run.npz")
-    errors = recording.replay_errors(recorded)
+    errors = replaying.replay_errors(recorded)
     assert errors.pop("behavior_log_probs") < 1e-5
     assert errors == dict.fromkeys(["loss", "mean_kl", "ratio_outside_clip_fraction", "advantages"], 0.0)
     recorded.arrays["rewards"][0, 0, 0] = 1 - recorded.arrays["rewards"][0, 0, 0]
-    changed = recording.replay_errors(recorded)
+    changed = replaying.replay_errors(recorded)
     assert changed["loss"] > 1e-5 and changed["advantages"] > 0.1

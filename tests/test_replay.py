@@ -11,7 +11,7 @@ import oracle
 import pytest
 
 from jaxrl_mini.config import UserError
-from jaxrl_mini.runs import recording
+from jaxrl_mini.runs import recording, replaying
 
 NAMES = (
     "grpo-seed-7", "grpo-seed-19", "grpo-aggressive-seed-3", "rs-sft-seed-7", "rs-sft-seed-42", "rs-sft-sparse-seed-5"
@@ -29,7 +29,7 @@ LIMITS = {
 @pytest.mark.parametrize("name", NAMES)
 def test_the_recordings_of_the_independent_implementation_replay(golden, name):
     """With large steps, many epochs and clipping, and with batches that have no success, too."""
-    errors = recording.replay_errors(recording.read(golden / f"{name}.npz"))
+    errors = replaying.replay_errors(recording.read(golden / f"{name}.npz"))
     for figure, limit in LIMITS.items():
         if name.startswith("rs-sft") and figure in ("mean_kl", "ratio_outside_clip_fraction"):
             assert errors[figure] is None  # not recorded for this method
@@ -97,7 +97,7 @@ def element_raised(array):
 def test_a_change_of_any_array_shows_in_the_figures_that_follow_from_it(intact, array, damage, figures):
     arrays = {name: values.copy() for name, values in intact.arrays.items()}
     damage(arrays[array])
-    errors = recording.replay_errors(dataclasses.replace(intact, arrays=arrays))
+    errors = replaying.replay_errors(dataclasses.replace(intact, arrays=arrays))
     beyond = {figure for figure, error in errors.items() if error > max(LIMITS[figure], 1e-6)}
     assert beyond >= figures
     if len(figures) == 1 and array != "logits":
@@ -109,7 +109,7 @@ def test_a_change_of_any_array_shows_in_the_figures_that_follow_from_it(intact, 
 )
 def test_a_recording_under_other_settings_does_not_replay(intact, name, value):
     other = dataclasses.replace(intact, config=dataclasses.replace(intact.config, **{name: value}))
-    assert max(error for error in recording.replay_errors(other).values()) > 1e-3
+    assert max(error for error in replaying.replay_errors(other).values()) > 1e-3
 
 
 # The command

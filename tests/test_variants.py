@@ -22,7 +22,7 @@ from jaxrl_mini.learning.block import BLOCK, _start, sizes_of
 from jaxrl_mini.machine import files
 from jaxrl_mini.objective.advantage import credited, formula
 from jaxrl_mini.policies import table
-from jaxrl_mini.runs import recording, records
+from jaxrl_mini.runs import recording, records, replaying
 from jaxrl_mini.sweeps import table_part, tables
 from jaxrl_mini.sweeps.grid import Grid
 from jaxrl_mini.types import Credit, Settings
@@ -321,10 +321,10 @@ def test_a_run_with_options_is_the_same_in_its_recording_and_its_record(tmp_path
         recording.write(result, output)
     read = recording.read(tmp_path / "run.npz")
     assert dataclasses.replace(read.config, lr=None) == config
-    errors = recording.replay_errors(read)
+    errors = replaying.replay_errors(read)
     assert all(error < 1e-5 for error in errors.values()), errors
     plain = dataclasses.replace(read, config=dataclasses.replace(read.config, kl="exact"))
-    assert recording.replay_errors(plain)["logits"] > 1e-4
+    assert replaying.replay_errors(plain)["logits"] > 1e-4
     record = records.build(result)
     jsonschema.validate(record, json.loads((Path(records.__file__).parent / "record.schema.json").read_text()))
     assert Config.from_dict(record["config"]) == config

@@ -131,6 +131,13 @@ def add_advantage_flag(parser: argparse.ArgumentParser, what: str) -> None:
     )
 
 
+def add_task_flag(parser: argparse.ArgumentParser, what: str) -> None:
+    """The same for tasks."""
+    parser.add_argument(
+        "--task", action="append", default=[], help=f"a {what}'s task in a file or module of your own, as it was then"
+    )
+
+
 def add_device_flag(parser: argparse.ArgumentParser) -> None:
     """The flag that `use_device` takes."""
     parser.add_argument("--device", choices=DEVICES, help="where to compute [what jax finds: tpu, gpu, then cpu]")

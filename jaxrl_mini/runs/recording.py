@@ -1,40 +1,45 @@
-"""Recorded episodes with the losses, KLs and logits they led to: reading them, and replaying them.
+"""Recorded episodes with the losses, KLs and logits they led to: an `.npz` file, written and read.
 
-A recording is an `.npz` file; `python -m jaxrl_mini.replay --help` lists its arrays.
+`python -m jaxrl_mini.replay --help` lists its arrays.
 """
 
 import io
 import json
 from collections.abc import Collection
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Float, Int
 
 from jaxrl_mini import objective
-from jaxrl_mini.config import Config, UserError, differences
+from jaxrl_mini.config import ARTICLE, Config, UserError, differences
 from jaxrl_mini.episodes import rollout
 from jaxrl_mini.episodes.packed import Episodes
 from jaxrl_mini.episodes.verifier import training_verdicts
-from jaxrl_mini.learning import training
+from jaxrl_mini.learning.block import task_of
 from jaxrl_mini.learning.result import Result
-from jaxrl_mini.learning.training import Sizes, State
 from jaxrl_mini.machine import files, jax_settings
 from jaxrl_mini.machine.files import Output
 from jaxrl_mini.policies import table
 from jaxrl_mini.runs import records
+from jaxrl_mini.tasks.compiled import ENDED, CompiledTask
 from jaxrl_mini.tasks.repair import MAX_STEPS, NUM_ACTIONS, NUM_STATES, NUM_VARIANTS
-from jaxrl_mini.types import ByContent, Settings
+from jaxrl_mini.tasks.specification import load_again
+from jaxrl_mini.types import ByContent
 
 HISTORY = ("loss", "mean_kl", "ratio_outside_clip_fraction")
 NAMES = ("config", "actions", "rewards", "advantages", "old_log_probs", "logits", *(f"history_{h}" for h in HISTORY))
 """The arrays that are read."""
+ELSEWHERE = ("views", "instances", "submissions")
+"""Those that are read, too, of another task than the article's; beside `actions`, they say all of its episodes."""
+WHOLE = ("actions", *ELSEWHERE)
+"""Arrays of whole numbers."""
 CONFIG_KEYS = ("method", "iterations", "groups", "group_size", "epochs", "lr", "clip", "beta")
+DIGEST = "task_digest"
+"""Beside the settings, that of the task, where it is not the article's."""
 LANGUAGE_KEYS = ("backend", "model", "dtype", "micro_batch", "exact_every")
 """Settings that a recording names only if it is a language model's."""
 OPTION_KEYS = ("advantage", "aggregation", "surrogate", "clip_high", "kl", "entropy_bonus", "reward")
@@ -49,27 +54,53 @@ class Recording(ByContent):
 
     config: Config
     arrays: dict[str, np.ndarray]
-    """The actions as int8, all others as float64 that are finite in float32."""
+    """Whole numbers as int32, all others as float64 that are finite in float32."""
+
+    @property
+    def task(self) -> CompiledTask | None:
+        """None for the article's."""
+        return task_of(self.config)
+
+    @property
+    def places(self) -> tuple[np.ndarray, np.ndarray]:
+        """The context and the action of every step, whole [iteration, group, episode, step]; -1 after the end."""
+        actions = self.arrays["actions"]
+        if self.task is None:
+            played = rollout.episodes_from_actions(np.moveaxis(actions.astype(np.int32), -1, 0))
+            contexts = np.moveaxis(played.states, 0, -1)
+        else:
+            contexts = np.arange(self.task.max_steps) * self.task.width + self.arrays["views"]
+        return np.where(actions >= 0, contexts, -1), actions
 
 
-def read(path: str | Path) -> Recording:
+def read(path: str | Path, tasks: Collection[str] = ()) -> Recording:
     """Reads and checks a recording; nothing in it is unpickled.
+
+    Args:
+      path: the file.
+      tasks: of a user's own, those that may be imported.
 
     Raises:
       UserError: the file cannot be read, an array is missing, has another shape or holds a number that is not
-        finite in float32, a reward is neither 0 nor 1, or an episode is impossible.
+        finite in float32, a reward is neither 0 nor 1, an episode is impossible, or its task is not here or not what it
+        was.
     """
     arrays = _arrays(path)
-    config = _config(path, arrays.get("config"))
+    config = _config(path, arrays.get("config"), tasks)
+    task, steps, table_shape = task_of(config), MAX_STEPS, (NUM_STATES, NUM_ACTIONS)
     batch = (config.iterations, config.groups, config.group_size)
+    if task is not None:
+        steps, table_shape = task.max_steps, task.shape
     shapes = {
-        "actions": (*batch, MAX_STEPS),
+        "actions": (*batch, steps),
         "rewards": batch,
         "advantages": batch,
-        "old_log_probs": (*batch, MAX_STEPS),
-        "logits": (config.iterations + 1, NUM_STATES, NUM_ACTIONS),
+        "old_log_probs": (*batch, steps),
+        "logits": (config.iterations + 1, *table_shape),
         "history_loss": batch[:1],
     }
+    if task is not None:
+        shapes |= {"views": (*batch, steps), "instances": batch[:2], "submissions": batch}
     if config.backend == "hf":
         del shapes["logits"]
     shapes |= {f"history_{name}": batch[:1] for name in HISTORY if f"history_{name}" in arrays}
@@ -86,11 +117,20 @@ def read(path: str | Path) -> Recording:
             raise UserError(f"recording {path}: {name} is {arrays[name][*place]} at {place}, expected finite numbers")
     if not np.isin(arrays["rewards"], (0, 1)).all():
         raise UserError(f"recording {path}: rewards must be 0 or 1")
-    _check_actions(path, arrays["actions"])
-    return Recording(config, {name: arrays[name].astype(np.int8 if name == "actions" else float) for name in shapes})
+    for name in WHOLE:
+        if name in shapes and not (np.mod(arrays[name], 1) + (np.abs(arrays[name]) >= 2**31) == 0).all():
+            raise UserError(f"recording {path}: {name} must be whole numbers")
+    recording = Recording(
+        config, {name: arrays[name].astype(np.int32 if name in WHOLE else np.float64) for name in shapes}
+    )
+    if task is None:
+        _check_actions(path, recording.arrays["actions"])
+    else:
+        _check_episodes(path, recording, task)
+    return recording
 
 
-def _arrays(path: str | Path, names: Collection[str] = NAMES) -> dict[str, np.ndarray]:
+def _arrays(path: str | Path, names: Collection[str] = (*NAMES, *ELSEWHERE)) -> dict[str, np.ndarray]:
     """Those of an archive's arrays that are read."""
     try:
         data = files.read(path, MAX_BYTES)
@@ -109,11 +149,14 @@ def _arrays(path: str | Path, names: Collection[str] = NAMES) -> dict[str, np.nd
     raise UserError(f"recording {path} holds {size} bytes: expected at most {MAX_BYTES}")
 
 
-def _config(path: str | Path, text: np.ndarray | None) -> Config:
+def _config(path: str | Path, text: np.ndarray | None, tasks: Collection[str]) -> Config:
     try:
         data = json.loads(str(text[()]))  # type: ignore[index]
-        options = {name: data[name] for name in (*OPTION_KEYS, *LANGUAGE_KEYS) if name in data}
-        return Config(**{name: data[name] for name in CONFIG_KEYS}, **options)
+        options = {name: data[name] for name in ("task", *OPTION_KEYS, *LANGUAGE_KEYS) if name in data}
+        config = Config(**{name: data[name] for name in CONFIG_KEYS}, **options)
+        if config.task != ARTICLE:
+            load_again("it", config.task, data.get(DIGEST), tasks)
+        return config
     except UserError as error:
         raise UserError(f"recording {path}: {error}") from error
     except (TypeError, ValueError, KeyError, IndexError, RecursionError) as error:
@@ -131,36 +174,89 @@ def _check_actions(path: str | Path, actions: np.ndarray) -> None:
         )
 
 
+def _check_episodes(path: str | Path, recording: Recording, task: CompiledTask) -> None:
+    """The same of any task: every step is one that its tables have; an end leaves what is handed in there."""
+    contexts, actions = recording.places
+    width, last = task.shape[0], len(task.accepted) + 1
+    taken, ahead = actions >= 0, np.roll(actions, -1, axis=-1) >= 0
+    ahead[..., -1] = False
+    instances, submissions = recording.arrays["instances"], recording.arrays["submissions"]
+    ended, views = task.next_node == ENDED, recording.arrays["views"]
+    right = np.isin(actions, np.arange(-1, task.shape[1])) & ((views >= 0) & (views < task.width) | ~taken)
+    right &= np.isin(instances, task.splits["train"])[..., None, None]
+    right &= ((submissions >= 0) & (submissions < last))[..., None]
+    starts = task.start_instance * width + task.contexts[task.start_node]
+    right[..., 0] &= np.isin(instances[..., None] * width + contexts[..., 0], starts)
+    there = task.contexts[task.node], task.action
+    here = contexts, actions
+    moves = _numbered(there, np.where(ended, -1, task.contexts[task.next_node]), task.shape)[~ended]
+    right &= np.isin(_numbered(here, np.roll(contexts, -1, axis=-1), task.shape), moves) | ~taken | ~ahead
+    ends = _numbered(there, task.submission - ENDED, (last, task.shape[1]))[ended]
+    right &= np.isin(_numbered(here, submissions[..., None], (last, task.shape[1])), ends) | ~taken | ahead
+    right &= taken | ~ahead
+    if not right.all():
+        place = np.argwhere(~right)[0].tolist()
+        raise UserError(
+            f"recording {path}: task {task.name} does not go so at {place}: iteration, group, episode, step"
+        )
+
+
+def _numbered(place: tuple[np.ndarray, np.ndarray], then: np.ndarray, sizes: tuple[int, int]) -> Int[np.ndarray, "..."]:
+    """A context, an action and what followed as one number, of `sizes` of the last and of the actions."""
+    follows, actions = sizes
+    return (place[0].astype(np.int64) * actions + place[1]) * follows + then
+
+
 @jax_settings.own()
 def write(result: Result, output: Output) -> None:
     """Writes a run's sampled episodes and what they led to."""
-    assert result.packed_episodes is not None  # those of the article's task
-    config, sizes = result.config, result.packed_episodes.shape
-    episodes = Episodes(result.packed_episodes)
+    config, arrays = result.config, _episodes(result)
+    rewards = arrays["rewards"]
+    by_run = objective.group_advantages(jnp.moveaxis(rewards, 0, -1), config.advantage)
+    arrays["advantages"] = np.moveaxis(np.asarray(by_run), -1, 0) if config.method == "grpo" else 0 * rewards
+    if result.logits is None:
+        arrays["old_log_probs"] = result.behavior
+    else:
+        log_probs = table.distribution(jnp.moveaxis(result.logits[:-1], 0, -1)).log_probs
+        places = Recording(config, arrays).places
+        arrays["old_log_probs"] = of_taken(np.moveaxis(np.asarray(log_probs), -1, 0), *places)
+        arrays["logits"] = result.logits
+    arrays |= {f"history_{name}": column for name, column in result.history.items() if name != "iteration"}
+    texts = {
+        "config": _settings(config),
+        "before": records.finite(records.summary(result.before)),
+        "after": records.finite(records.summary(result.after)),
+    }
+    arrays |= {name: np.array(json.dumps(value)) for name, value in texts.items()}
+    output.commit(lambda file: np.savez_compressed(file, allow_pickle=False, **arrays))
+
+
+def _episodes(result: Result) -> dict[str, Any]:
+    """A run's episodes and their rewards as arrays of a recording."""
+    if result.played is not None:
+        task, choices = task_of(result.config), np.moveaxis(result.played.choices, 1, -1)
+        assert task is not None  # the article's are packed
+        views, actions = (np.where(choices >= 0, one, -1) for one in np.divmod(choices, task.shape[1]))
+        rewards = result.passed if result.rewards is None else result.rewards
+        played = {"instances": result.played.instance, "submissions": result.played.submission}
+        return {"actions": actions.astype(np.int16), "views": views.astype(np.int32), **played, "rewards": rewards}
+    assert result.packed_episodes is not None
+    config, episodes = result.config, Episodes(result.packed_episodes)
     verdicts = training_verdicts(0, config.iterations, config.groups)
     flat = Episodes(episodes.packed.reshape(-1, config.group_size))
-    verdicts = np.asarray(rollout.grade(flat, verdicts.reshape(-1, NUM_VARIANTS))).reshape(sizes)
-    rewards = verdicts if result.rewards is None else result.rewards
-    by_run = objective.group_advantages(jnp.moveaxis(rewards, 0, -1), config.advantage)
-    advantages = np.moveaxis(np.asarray(by_run), -1, 0)
-    if result.logits is None:
-        policy: dict[str, Any] = {"old_log_probs": result.behavior}
-    else:
-        log_probs = np.moveaxis(
-            np.asarray(table.distribution(jnp.moveaxis(result.logits[:-1], 0, -1)).log_probs), -1, 0
-        )
-        policy = {"old_log_probs": _of_taken(log_probs, episodes), "logits": result.logits}
-    arrays = {
-        "config": np.array(json.dumps(_settings(config))),
-        "actions": np.moveaxis(np.asarray(episodes.actions, np.int8), 0, -1),
-        "rewards": np.asarray(rewards),
-        "advantages": np.asarray(advantages if config.method == "grpo" else 0 * rewards),
-        **policy,
-        **{f"history_{name}": column for name, column in result.history.items() if name != "iteration"},
-        "before": np.array(json.dumps(records.finite(records.summary(result.before)))),
-        "after": np.array(json.dumps(records.finite(records.summary(result.after)))),
-    }
-    output.commit(lambda file: np.savez_compressed(file, allow_pickle=False, **arrays))
+    passed = np.asarray(rollout.grade(flat, verdicts.reshape(-1, NUM_VARIANTS))).reshape(episodes.packed.shape)
+    rewards = passed if result.rewards is None else result.rewards
+    return {"actions": np.moveaxis(np.asarray(episodes.actions, np.int8), 0, -1), "rewards": np.asarray(rewards)}
+
+
+def of_taken(
+    log_probs: Float[np.ndarray, "iteration context action"],
+    contexts: Int[np.ndarray, "iteration group episode step"],
+    actions: Int[np.ndarray, "iteration group episode step"],
+) -> Float[np.ndarray, "iteration group episode step"]:
+    """The log-probabilities of the actions that were taken, 0 after the end."""
+    iterations = np.arange(len(log_probs)).reshape(-1, 1, 1, 1)
+    return np.where(actions >= 0, log_probs[iterations, contexts, actions], 0.0)
 
 
 def _settings(config: Config) -> dict[str, Any]:
@@ -171,6 +267,8 @@ def _settings(config: Config) -> dict[str, Any]:
         for name in (*OPTION_KEYS, *LANGUAGE_KEYS)
         if getattr(config, name) != getattr(Config, name)
     }
+    if (task := task_of(config)) is not None:
+        settings |= {"task": config.task, DIGEST: task.digest}
     return settings | {"lr": config.effective_lr}
 
 
@@ -187,118 +285,3 @@ def not_of(config: Config) -> files.Odd:
         return f"holds another run's episodes ({different})" if different else None
 
     return odd
-
-
-@jax_settings.own()
-def replay_errors(recording: Recording) -> dict[str, float | None]:
-    """The largest absolute difference of each figure between the recording and our update of its episodes.
-
-    Every iteration starts at the recorded policy, with the moments that our Adam accumulated so far, and one
-    update must lead to the next recorded policy: a far sharper check than a free run, since an aggressive run is
-    chaotic (two correct float32 programs part by 0.1 within 40 iterations). Logits are compared after subtracting
-    each state's mean: a constant per state changes no probability, and Adam makes one of 0.06 out of the rounding
-    of a gradient that is 0.
-
-    A language model's weights are not in a recording, so all of its updates follow each other, from the folder of
-    the model on: the errors are 0 on the machine that recorded, and grow with the iterations on another.
-
-    A figure that is not in the recording gives None, one that is not a number on one side alone infinity.
-    """
-    config, arrays = recording.config, recording.arrays
-    if config.backend == "hf":
-        return _language_errors(recording)
-    sizes = Sizes(config.method, config.groups, config.group_size, config.epochs, config.variant)
-    settings = jax.tree.map(jnp.float32, Settings.of(config))
-    logits = jnp.asarray(arrays["logits"], jnp.float32)
-    reference = table.distribution(logits[0]).log_probs
-    moments = training.initial_state(logits[0]).moments
-    actions = np.moveaxis(arrays["actions"], -1, 1).astype(np.int32)
-    figures = []
-    for i, rewards in enumerate(arrays["rewards"].astype(np.float32)):
-        moments, one = _iteration(State(logits[i], moments, None), actions[i], rewards, reference, settings, sizes)
-        figures.append(jax.device_get(one))
-    theirs = {
-        **{name: arrays.get(f"history_{name}") for name in HISTORY},
-        "advantages": arrays["advantages"],
-        "logits": _centered(arrays["logits"][1:]),
-        "behavior_log_probs": arrays["old_log_probs"],
-    }
-    ours = {name: np.stack([one[name] for one in figures]) for name in figures[0]}
-    ours["logits"] = _centered(ours["logits"])
-    ours["behavior_log_probs"] = _of_taken(ours["log_probs"], Episodes(ours["packed"]))
-    return {name: _max_error(ours[name], theirs[name]) for name in theirs}
-
-
-def _language_errors(recording: Recording) -> dict[str, float | None]:
-    from jaxrl_mini.learning.language_training import Run, behavior_of_taken, of_taken
-
-    config, arrays = recording.config, recording.arrays
-    run, figures = Run(config), []
-    for actions, rewards, recorded in zip(*(arrays[n] for n in ("actions", "rewards", "old_log_probs")), strict=True):
-        taken = jnp.asarray(np.moveaxis(actions, -1, 0), jnp.int32)
-        episodes = Episodes(np.asarray(rollout.episodes_from_actions(taken).packed))
-        rewards = rewards.astype(np.float32)
-        again = run.log_probs(episodes)
-        metrics = run.learn(episodes, rewards, behavior_of_taken(recorded, episodes))
-        by_group = np.asarray(objective.group_advantages(jnp.asarray(rewards), config.advantage))
-        figures.append(
-            {
-                **{name: metrics[name][0] for name in HISTORY},
-                "advantages": by_group if config.method == "grpo" else 0.0 * rewards,
-                "behavior_log_probs": of_taken(again, episodes),
-            }
-        )
-    theirs = {**{name: arrays.get(f"history_{name}") for name in HISTORY}, "advantages": arrays["advantages"]}
-    theirs["behavior_log_probs"] = arrays["old_log_probs"]
-    return {name: _max_error(np.stack([one[name] for one in figures]), theirs[name]) for name in theirs}
-
-
-@partial(jax.jit, static_argnames="sizes")
-def _iteration(
-    state: State,
-    actions: Int[Array, "step group episode"],
-    rewards: Float[Array, "group episode"],
-    reference: Float[Array, "state action"],
-    settings: Settings,
-    sizes: Sizes,
-) -> tuple[Any, dict[str, Array]]:
-    """One update; the moments after it, and its figures under the names and axes of a recording."""
-    episodes = rollout.episodes_from_actions(actions)
-    state, log = training.learn(
-        state._replace(policy=table.distribution(state.params)), episodes, rewards, reference, settings, sizes=sizes
-    )
-    measured = objective.measure(
-        log.log_probs, log.behavior, reference, log.credit, settings, sizes.method, sizes.variant
-    )
-    return state.moments, {
-        **{name: measured[name] for name in HISTORY},
-        "advantages": objective.group_advantages(rewards, sizes.variant.advantage)
-        if sizes.method == "grpo"
-        else 0.0 * rewards,
-        "logits": state.params,
-        "log_probs": log.behavior,
-        "packed": episodes.packed,
-    }
-
-
-def _of_taken(
-    log_probs: Float[np.ndarray, "iteration state action"], episodes: Episodes
-) -> Float[np.ndarray, "iteration group episode step"]:
-    """The log-probabilities of the actions that were taken, 0 after the end."""
-    iterations = np.arange(len(log_probs))[:, None, None]
-    taken = np.where(episodes.choices >= 0, log_probs[iterations, episodes.states, episodes.actions], 0.0)
-    return np.moveaxis(taken, 0, -1)
-
-
-def _centered(logits: np.ndarray) -> np.ndarray:
-    return logits - logits.mean(axis=-1, keepdims=True, dtype=np.float64)
-
-
-def _max_error(ours: np.ndarray, theirs: np.ndarray | None) -> float | None:
-    if theirs is None:
-        return None
-    theirs = theirs.astype(ours.dtype)
-    same = (ours == theirs) | (np.isnan(ours) & np.isnan(theirs))
-    with np.errstate(invalid="ignore"):
-        difference = np.where(same, 0.0, np.abs(ours - theirs))
-    return float(np.max(np.where(np.isnan(difference), np.inf, difference)))
