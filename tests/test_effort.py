@@ -11,7 +11,7 @@ from jaxrl_mini.exact import bias
 from jaxrl_mini.learning import loop
 from jaxrl_mini.machine import effort
 from jaxrl_mini.policies import saved
-from jaxrl_mini.runs import player, recording
+from jaxrl_mini.runs import player, replaying
 
 
 class Started(KeyboardInterrupt):
@@ -26,7 +26,7 @@ def started(*_, **__):
 def long(command, monkeypatch):
     """Runs a command up to where it would take long, and returns what it had said on stderr by then."""
     for module, name in [
-        (loop, "run"), (bias, "judge"), (tiny_model, "make_tiny_model"), (recording, "replay_errors"),
+        (loop, "run"), (bias, "judge"), (tiny_model, "make_tiny_model"), (replaying, "replay_errors"),
         (player.TablePlayer, "evaluate"), (player.LanguagePlayer, "evaluate"), (reproduce, "run_again"),
     ]:  # fmt: skip
         monkeypatch.setattr(module, name, started)
@@ -76,7 +76,7 @@ def test_checking_says_so_first(long, command, golden, tmp_path, monkeypatch):
     assert command(train, "--iterations", 1, "--eval-episodes", 1, "--output", "r.json").code == 0
     monkeypatch.setattr(effort, "PATIENCE", 1e-4)
     monkeypatch.setattr(reproduce, "run_again", started)
-    monkeypatch.setattr(recording, "replay_errors", started)
+    monkeypatch.setattr(replaying, "replay_errors", started)
     assert command(reproduce, "r.json").err[0] == "this takes about 1 s"
     assert command(replay, golden / "grpo-seed-7.npz").err[0] == "this takes about 1 s"
     assert command(reproduce, "--static", "r.json").err == []

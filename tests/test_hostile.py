@@ -24,7 +24,7 @@ from jaxrl_mini.learning import checkpoint, loop
 from jaxrl_mini.machine import commandline
 from jaxrl_mini.pages import page
 from jaxrl_mini.policies import saved
-from jaxrl_mini.runs import player, recording
+from jaxrl_mini.runs import player, replaying
 from jaxrl_mini.sweeps import engine, statistics
 
 EXAMPLES, FIRST = (
@@ -252,7 +252,7 @@ def listing(folder: Path) -> set[str]:
 def test_any_flags_are_refused_in_one_line_with_nothing_written_or_reach_the_computation(tmp_path, monkeypatch, name):
     module, flags, first = COMMANDS[name]
     for target, function in (
-        (loop, "run"), (engine, "run_sweep"), (recording, "replay_errors"), (tiny_model, "make_tiny_model"),
+        (loop, "run"), (engine, "run_sweep"), (replaying, "replay_errors"), (tiny_model, "make_tiny_model"),
         (statistics, "summarize"), (play, "play"), (player.TablePlayer, "evaluate"), (page, "render"), (bias, "judge"),
     ):  # fmt: skip
         monkeypatch.setattr(target, function, ran)

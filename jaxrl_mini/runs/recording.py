@@ -117,8 +117,9 @@ def read(path: str | Path, tasks: Collection[str] = ()) -> Recording:
             raise UserError(f"recording {path}: {name} is {arrays[name][*place]} at {place}, expected finite numbers")
     if not np.isin(arrays["rewards"], (0, 1)).all():
         raise UserError(f"recording {path}: rewards must be 0 or 1")
-    for name in WHOLE:
-        if name in shapes and not (np.mod(arrays[name], 1) + (np.abs(arrays[name]) >= 2**31) == 0).all():
+    for name in filter(shapes.__contains__, WHOLE):
+        sizes = np.abs(arrays[name].astype(np.float64))
+        if not ((sizes % 1 == 0) & (sizes < 2**31)).all():
             raise UserError(f"recording {path}: {name} must be whole numbers")
     recording = Recording(
         config, {name: arrays[name].astype(np.int32 if name in WHOLE else np.float64) for name in shapes}
