@@ -24,6 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from jaxrl_mini.config import BLOCK, Config
 from jaxrl_mini.machine.hardware import cores, use_one_thread_per_call
 
 ITERATIONS, EPISODES, EPOCHS = 100, 32, 2
@@ -45,16 +46,15 @@ def timed(function: Callable[[], Any]) -> tuple[float, float]:
     return time.perf_counter() - wall, cpu_seconds() - cpu
 
 
-def block_trainer(method: str) -> Callable[[int], None]:
-    """Trains n runs in blocks, spread over the cores and devices as a sweep does."""
+def block_trainer(config: Config) -> Callable[[int], None]:
+    """Trains n runs of a setting in blocks, spread over the cores and devices as a sweep does."""
     import jax
     import numpy as np
 
-    from jaxrl_mini.config import BLOCK, Config
     from jaxrl_mini.learning import training
     from jaxrl_mini.learning.block import Block, settings_of, sizes_of
 
-    config, devices = Config(method=method), jax.local_devices()
+    devices = jax.local_devices()
     workers = cores() if devices[0].platform == "cpu" else 2 * len(devices)
     pool = ThreadPoolExecutor(workers)
 
@@ -79,7 +79,6 @@ def drawer() -> Callable[[int], None]:
     import jax.numpy as jnp
     import numpy as np
 
-    from jaxrl_mini.config import BLOCK
     from jaxrl_mini.episodes import rollout
 
     @jax.jit
@@ -103,14 +102,22 @@ def vmapped() -> Callable[[int], None]:
     return lambda runs: jax.block_until_ready(train_many(np.arange(runs, dtype=np.uint32))) and None
 
 
-def compiled_c(folder: str) -> Callable[[int, int], None] | None:
-    """The C version on all cores, n runs in all; None without a compiler."""
+def compile_c(name: str, folder: str) -> str | None:
+    """One of the C programs, compiled into a folder; None without a compiler."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         return None
-    program = f"{folder}/training_run"
-    options = ["-O3", "-march=native", "-ffast-math", str(HERE / "c/training_run.c"), "-o", program, "-lm"]
+    program = f"{folder}/{name}"
+    options = ["-O3", "-march=native", "-ffast-math", str(HERE / f"c/{name}.c"), "-o", program, "-lm"]
     subprocess.run([compiler, *options], check=True)
+    return program
+
+
+def compiled_c(folder: str) -> Callable[[int, int], None] | None:
+    """The C version on all cores, n runs in all; None without a compiler."""
+    program = compile_c("training_run", folder)
+    if program is None:
+        return None
 
     def run(runs: int, method: int) -> None:
         each = [str(-(-runs // cores())), str(method)]
@@ -151,7 +158,7 @@ def measure(arguments: argparse.Namespace, folder: str) -> dict[str, Any]:
     use_one_thread_per_call()
     import jax
 
-    ours = {method: block_trainer(method) for method in ("grpo", "rs-sft")}
+    ours = {method: block_trainer(Config(method=method)) for method in ("grpo", "rs-sft")}
     compile_seconds = {method: timed(partial(train, 1))[0] for method, train in ours.items()}
     device = jax.devices()[0]
     report: dict[str, Any] = {
