@@ -104,9 +104,12 @@ def main(arguments: list[str]) -> None:
         if given is not None and flags.checkpoint is None:
             raise UserError(f"{flag} has no use without --checkpoint: name the folder of the checkpoints")
     if config.task != ARTICLE:
-        from jaxrl_mini.tasks.specification import load_task  # imports NumPy
+        from jaxrl_mini.tasks.situations import stacked  # imports NumPy
+        from jaxrl_mini.tasks.specification import load_task
 
-        load_task(config.task)
+        task = load_task(config.task)
+        if config.exact_gradient:
+            stacked(task, "train")
         for flag, name in (("--trajectories", flags.trajectories), ("--save-policy", flags.save_policy)):
             if name is not None:
                 raise UserError(f"{flag} {name} is for task {ARTICLE} alone: leave it out")
