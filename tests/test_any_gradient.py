@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import walk
-from generated import Generated, Wide, given_any
+from generated import Doors, Generated, Wide, given_any
 from hypothesis import settings
 
 from jaxrl_mini import estimators, sweep, train
@@ -80,6 +80,21 @@ def test_gradients_are_finite_differences(specification):
 @given_any
 def test_gradients_on_any_small_task_are_finite_differences(**parameters):
     check_gradients(compile_task(Generated(**parameters), "generated"))
+
+
+class Short(Doors):
+    """Has a step that no episode reaches."""
+
+    max_steps = 3
+
+
+def test_a_step_that_no_episode_reaches_changes_no_gradient():
+    short, plain = (compile_task(make(3), "doors") for make in (Short, Doors))
+    check_gradients(short)
+    check_laws(lambda: Short(3), short)
+    log_probs = log_probs_of_logits(logits_of(short))
+    for one, other in zip(laws.laws_of(short, log_probs), laws.laws_of(plain, log_probs[:2]), strict=True):
+        np.testing.assert_allclose(one.gradient[:2], other.gradient, atol=1e-15)
 
 
 def check_laws(make, task):

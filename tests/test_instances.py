@@ -17,6 +17,7 @@ from jaxrl_mini.episodes import play, rollout
 from jaxrl_mini.episodes.grounds import grounds
 from jaxrl_mini.exact import bias, laws, moments, situations
 from jaxrl_mini.objective import own
+from jaxrl_mini.objective.advantage import formula
 from jaxrl_mini.policies.table import log_probs_of_logits
 from jaxrl_mini.tasks.compiled import compile_task
 from jaxrl_mini.tasks.specification import load_task
@@ -213,6 +214,25 @@ def test_with_a_fixed_length_rloo_follows_mean_success_the_others_ever_closer_to
             mean = moments.batch_moments(found, 2, size, Variant(advantage, "fixed-length")).mean
             gaps.append(1 - bias._cosine(mean, gradients[name]))
         assert max(gaps) < 1e-12 if name == "success" else gaps[0] > 2 * gaps[1] > 4 * gaps[2], (advantage, gaps)
+
+
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_an_advantage_weighs_the_gradient_of_each_instance_by_its_success_alone(size):
+    """With a fixed length of two: w(p) / 2, as docs/estimators.md has it, and for three of them in closed form."""
+    task = compile_task(Doors(3), "doors")
+    found = laws.laws_of(task, log_probs_of_logits(logits_of(task)))
+    for advantage in ("rloo", "reinforce", "group-mean", "group-std", "group-sample-std", "maxrl"):
+        function, weights = formula(advantage), []
+        for p in (law.success for law in found):
+            chances = [math.comb(size - 1, k) * p**k * (1 - p) ** (size - 1 - k) for k in range(size)]
+            margins = [function(1.0, k + 1.0, size) - function(0.0, float(k), size) for k in range(size)]
+            weights.append(np.dot(chances, margins))
+            closed = {"rloo": 1.0, "group-mean": (size - 1) / size, "maxrl": sum((1 - p) ** j for j in range(size - 1))}
+            closed |= {"group-std": 1.0} if size == 2 else {}
+            assert weights[-1] == pytest.approx(closed.get(advantage, weights[-1]), abs=1e-12)
+        mean = moments.batch_moments(found, 3, size, Variant(advantage, "fixed-length")).mean
+        wanted = np.mean([weight * law.gradient / 2 for weight, law in zip(weights, found, strict=True)], axis=0)
+        np.testing.assert_allclose(mean, wanted, atol=1e-13)
 
 
 def test_objectives_are_finite_differences():
