@@ -176,11 +176,15 @@ def test_expected_credit_is_the_mean_of_any_batch_or_what_larger_ones_tend_to(sp
 
 
 def test_shuffled_and_constant_rewards_teach_nothing_in_expectation():
+    """And a shuffled verdict is that of an episode of any instance."""
     task = load_task("guess:numbers=3")
     for reward in ("shuffled", "constant"):
         credit = play_credit(task, logits_of(task), Variant("rloo", "fixed-length", reward=reward))
         by_choice = np.asarray(credit.plus + credit.minus, np.float64)
         assert abs(by_choice).max() < 1e-6
+    credit = play_credit(task, logits_of(task), Variant("reinforce", "fixed-length", kl="k1", reward="shuffled"))
+    success = situations.exact_of_logits(task, logits_of(task), "train").success_rate
+    np.testing.assert_allclose(credit.plus, success * np.asarray(credit.taken), rtol=1e-5, atol=1e-8)
 
 
 # Limits
