@@ -18,7 +18,7 @@ import numpy as np
 from scipy import stats
 from scipy.special import log_softmax
 
-from jaxrl_mini.config import AGGREGATIONS, BLOCK, Config
+from jaxrl_mini.config import AGGREGATIONS, ARTICLE, BLOCK, Config
 from jaxrl_mini.exact import bias, success
 from jaxrl_mini.learning import loop
 from jaxrl_mini.learning.block import Block, settings_of, sizes_of
@@ -28,6 +28,7 @@ from jaxrl_mini.sweeps import engine, intervals
 from jaxrl_mini.sweeps.dataset import Dataset
 from jaxrl_mini.sweeps.grid import Grid
 from jaxrl_mini.sweeps.statistics import interval
+from jaxrl_mini.tasks.specification import load_task
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "default": {},
@@ -159,8 +160,8 @@ def judged() -> list[dict[str, Any]]:
     advantages = sorted({settings.get("advantage", "group-std") for settings in VARIANTS.values()})
     rows = []
     for at in JUDGED_AT:
-        rows += bias.judge(f"after {at}", logits[at], ACCEPTED, advantages=advantages, aggregations=AGGREGATIONS,
-                           groups=4, group_size=8)  # fmt: skip
+        rows += bias.judge(f"after {at}", logits[at], load_task(ARTICLE), advantages=advantages,
+                           aggregations=AGGREGATIONS, groups=4, group_size=8)  # fmt: skip
     return rows
 
 

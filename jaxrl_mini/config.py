@@ -39,7 +39,7 @@ BLOCK = 64
 """Runs that are computed side by side, by one call of a compiled program."""
 ARTICLE = "binary-search-repair"
 """The task of the article, which is the default."""
-ELSEWHERE = {"backend": "hf", "reward": "public-test", "exact_gradient": True}
+ELSEWHERE = {"backend": "hf", "reward": "public-test"}
 """Settings that are not there for other tasks."""
 MAX_TASK_NAME = 1000
 MAX_SEED = 2**32 - 1
@@ -186,9 +186,8 @@ class Config:
         if self.task != ARTICLE:
             for name, value in ELSEWHERE.items():
                 if getattr(self, name) == value:
-                    flag = "--" + name.replace("_", "-") + (f" {value}" if value is not True else "")
                     raise UserError(
-                        f"{flag} is for task {ARTICLE} alone: leave it out, or leave out --task {self.task}"
+                        f"--{name} {value} is for task {ARTICLE} alone: leave it out, or leave out --task {self.task}"
                     )
         for name in LANGUAGE_ONLY:
             if self.backend != "hf" and (value := getattr(self, name)) is not None:

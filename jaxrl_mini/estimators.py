@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from jaxrl_mini.config import ADVANTAGES, AGGREGATIONS, OWN_FORM, Config, UserError, UserErrors, Variant, noise_of
+from jaxrl_mini.config import ADVANTAGES, AGGREGATIONS, ARTICLE, OWN_FORM, Config, UserError, UserErrors, Variant
 from jaxrl_mini.machine import commandline, effort
 from jaxrl_mini.objective.advantage import asks_for_batch, formula
 from jaxrl_mini.objective.own import load_advantage
@@ -16,10 +16,15 @@ examples:
   python -m jaxrl_mini.estimators
   python -m jaxrl_mini.estimators --advantage group-std rloo --group-size 2 --at 0 50 --plot runs/estimators.svg
   python -m jaxrl_mini.train --seed 7 --trajectories run.npz && python -m jaxrl_mini.estimators --policy run.npz
+  python -m jaxrl_mini.estimators --task guess:numbers=4 --at 0
 
 For each policy, advantage and aggregation: the expected gradient of a batch, at the policy that samples it, against
 the gradient of the exact success probability. Below them: what the estimators of the KL term follow, against the
 gradient of KL(policy || uniform) between whole episodes. Nothing is sampled but the run that the policies come from.
+
+Where a task has several instances, each group plays one of them, and the cosines with the gradients of three means over
+the instances are shown, of their success p (cosine), of arcsin(sqrt(p)) (arcsin) and of log(p) (log): for which an
+estimator is unbiased.
 """
 
 FILES = (".parquet", ".csv")
@@ -35,6 +40,7 @@ def main(arguments: list[str]) -> None:
     """Parses, judges, prints and writes."""
     parser = commandline.Parser("estimators", description="Judges gradient estimators exactly.", epilog=EXAMPLES)
     known = ", ".join(ADVANTAGES)
+    parser.add_argument("--task", default=ARTICLE, metavar="TASK", help="what is done, as train has it [%(default)s]")
     parser.add_argument(
         "--advantage", nargs="+", default=list(ADVANTAGES), help=f"some of {known}, or {OWN_FORM} [all]"
     )
@@ -67,11 +73,13 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"--at {min(flags.at)} is out of range: expected {ITERATIONS}")
     if iterations > MAX_ITERATIONS:
         raise UserError(f"--at {iterations} is out of range: expected {ITERATIONS}")
-    config = Config(seed=flags.seed, groups=flags.groups, group_size=flags.group_size, iterations=max(1, iterations))
+    config = Config(
+        task=flags.task, seed=flags.seed, groups=flags.groups, group_size=flags.group_size, reward=flags.reward,
+        iterations=max(1, iterations),
+    )  # fmt: skip
     flags.advantage = [load_advantage(one) for one in flags.advantage]
     for one in flags.advantage:
         dataclasses.replace(config, advantage=one)  # refuses what is none, or gives no finite numbers
-    noise_of(flags.reward)
     if flags.reward == "shuffled":
         raise UserError("--reward shuffled depends on the other episodes: expected another reward")
     if not 0 < flags.step < float("inf"):
@@ -80,27 +88,31 @@ def main(arguments: list[str]) -> None:
     if flags.plot is not None:
         _check_kind("--plot", flags.plot, PICTURES)
     commandline.use_device(flags.device)
-    from jaxrl_mini.episodes import verifier
-    from jaxrl_mini.exact import bias, moments
+    from jaxrl_mini.exact import bias, laws, moments
     from jaxrl_mini.machine import files
+    from jaxrl_mini.tasks.specification import load_task
 
     table, drawn = (files.not_marked(mark, "output of this command") for mark in (_mark(flags.output), MARK))
-    pairs = [Variant(*pair) for pair in itertools.product(flags.advantage, flags.aggregation)]
-    for pair in pairs:
-        moments.check_size(flags.groups, flags.group_size, pair)
+    estimators = [(Variant(*pair), "grpo") for pair in itertools.product(flags.advantage, flags.aggregation)]
+    estimators.append((Variant(), "rs-sft"))
+    task = load_task(flags.task)
+    laws.check_task(task)
+    kept = None if flags.policy is None else _kept(flags.policy, flags.task)
+    instances = len(task.splits["train"])
+    for one in estimators:
+        moments.check_size(flags.groups, flags.group_size, *one, steps=task.max_steps, instances=instances)
     with (
         files.Output(flags.output, table, flags.overwrite) as output,
         files.optional_output(flags.plot, drawn, flags.overwrite) as picture,
     ):
-        accepted = verifier.training_verdicts(0, 20, 4).mean(axis=(0, 1))
-        seconds = effort.alone(Config(seed=flags.seed, iterations=max(1, iterations))) if flags.policy is None else 0.0
+        seconds = effort.alone(_default(config)) if flags.policy is None else 0.0
         judged = len(flags.at) if flags.policy is None else 1
-        judging = sum(_seconds(pair, flags.groups, flags.group_size) for pair in pairs)
+        judging = sum(_seconds(*one, flags.groups, flags.group_size, instances) for one in estimators)
         commandline.say_how_long(seconds + judged * judging)
         rows = []
-        for name, logits in _policies(flags, config):
+        for name, logits in [kept] if kept else _policies(flags.at, config):
             rows += bias.judge(
-                name, logits, accepted, advantages=flags.advantage, aggregations=flags.aggregation,
+                name, logits, task, advantages=flags.advantage, aggregations=flags.aggregation,
                 groups=flags.groups, group_size=flags.group_size, reward=flags.reward, step=flags.step,
             )  # fmt: skip
         writes = {flags.output: lambda: output.commit(lambda file: _write(rows, file, Path(flags.output).suffix))}
@@ -121,12 +133,16 @@ def _mark(path: str) -> bytes:
     return b'"policy","success","what","advantage","aggregation","kl"' if Path(path).suffix == ".csv" else MARK
 
 
-def _seconds(estimator: Variant, groups: int, group_size: int) -> float:
+def _seconds(estimator: Variant, method: str, groups: int, group_size: int, instances: int) -> float:
     """What judging an estimator takes, about: its sums go over the counts of a group, or those of a batch."""
-    of_steps = estimator.aggregation == "step-mean"
-    of_batch = asks_for_batch(formula(estimator.advantage))
-    counted = groups * group_size if of_steps or of_batch else group_size
-    return 4e-5 * groups * group_size + 6e-8 * counted**2 + (5e-7 * counted**3 if of_steps else 0.0)
+    of_steps, of_batch = estimator.aggregation == "step-mean", asks_for_batch(formula(estimator.advantage, method))
+    episodes, pairs = groups * group_size, instances * (instances + 1) // 2
+    if not of_steps and not of_batch:
+        return instances * (4e-5 * group_size + 6e-8 * group_size**2)
+    each = 4e-5 * episodes + 6e-8 * group_size**2 + 3e-9 * episodes**2
+    if of_steps:
+        each += 0.03 + group_size**2 * episodes * (3e-6 * episodes if of_batch and groups > 1 else 5e-7)
+    return pairs * each
 
 
 def _check_kind(flag: str, path: str, kinds: tuple[str, ...]) -> None:
@@ -140,20 +156,39 @@ def _check_kind(flag: str, path: str, kinds: tuple[str, ...]) -> None:
             raise UserError("--plot needs matplotlib: pip install '.[report]' in the source folder") from error
 
 
-def _policies(flags: Any, config: Config) -> list[tuple[str, Any]]:
-    """Names and logits."""
-    from jaxrl_mini.learning import loop
+def _kept(path: str, task: str) -> tuple[str, Any]:
+    """The name and the logits of a kept policy, or of the last one of a recording.
+
+    Raises:
+      UserError: it cannot be read, is no table, or is of another task.
+    """
     from jaxrl_mini.policies import saved
     from jaxrl_mini.runs import recording
 
-    if flags.policy is not None and Path(flags.policy).is_dir():
-        return [(Path(flags.policy).name, saved.load_table(flags.policy)[0])]
-    if flags.policy is not None:
-        return [(Path(flags.policy).name, recording.read(flags.policy).arrays["logits"][-1])]
-    default = Config(seed=config.seed, iterations=config.iterations)
-    logits = loop.run(default).logits
+    if Path(path).is_dir():
+        logits, config = saved.load_table(path, [task])
+    else:
+        found = recording.read(path, [task])
+        if "logits" not in found.arrays:
+            raise UserError(f"--policy {path} is of a language model: expected a table policy")
+        logits, config = found.arrays["logits"][-1], found.config
+    if config.task != task:
+        raise UserError(f"--policy {path} is of another task: add --task {config.task}")
+    return Path(path).name, logits
+
+
+def _policies(at: list[int], config: Config) -> list[tuple[str, Any]]:
+    """Names and logits, after so many iterations of the default run."""
+    from jaxrl_mini.learning import loop
+
+    logits = loop.run(_default(config)).logits
     assert logits is not None  # a table's
-    return [("uniform" if at == 0 else f"seed {config.seed} after {at}", logits[at]) for at in flags.at]
+    return [("uniform" if one == 0 else f"seed {config.seed} after {one}", logits[one]) for one in at]
+
+
+def _default(config: Config) -> Config:
+    """The run that the policies come from."""
+    return Config(task=config.task, seed=config.seed, iterations=config.iterations)
 
 
 def _write(rows: list[dict[str, Any]], file: Any, kind: str) -> None:

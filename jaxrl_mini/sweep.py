@@ -70,10 +70,14 @@ def main(arguments: list[str]) -> None:
     flags.advantage = [load_advantage(one) for one in flags.advantage]
     values = {field.name: getattr(flags, field.name) for field in dataclasses.fields(Config) if field.name != "seed"}
     grid = Grid.product(parse_seeds(flags.seeds), flags.history_every, **values)
+    from jaxrl_mini.tasks.situations import stacked
     from jaxrl_mini.tasks.specification import load_task
 
-    for task in dict.fromkeys(config.task for config in grid.settings if config.task != ARTICLE):
-        load_task(task)
+    tasks = ((config.task, config.exact_gradient) for config in grid.settings if config.task != ARTICLE)
+    for name, of_expectations in dict.fromkeys(tasks):
+        task = load_task(name)
+        if of_expectations:
+            stacked(task, "train")
     shard = _parse_shard(flags.shard)
     output = Path(flags.output or f"sweeps/{grid.digest[:12]}")
     commandline.note(estimate(grid, output))

@@ -104,9 +104,12 @@ def main(arguments: list[str]) -> None:
         if given is not None and flags.checkpoint is None:
             raise UserError(f"{flag} has no use without --checkpoint: name the folder of the checkpoints")
     if config.task != ARTICLE:
-        from jaxrl_mini.tasks.specification import load_task  # imports NumPy
+        from jaxrl_mini.tasks.situations import stacked  # imports NumPy
+        from jaxrl_mini.tasks.specification import load_task
 
-        load_task(config.task)
+        task = load_task(config.task)
+        if config.exact_gradient:
+            stacked(task, "train")
     trackers.check(flags.track, resuming=flags.resume)
     if flags.trajectories is not None and config.exact_gradient:
         raise UserError("--trajectories has no use with --exact-gradient: no sampled episode leads to that update")

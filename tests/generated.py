@@ -1,4 +1,4 @@
-"""Small random tasks: random transitions, endings, chance, hidden instances, verifiers with probabilities."""
+"""Small tasks: any random ones, and two by hand."""
 
 import random
 
@@ -61,3 +61,57 @@ class Generated(Task):
     def verify(submission, instance):
         place, worth = submission
         return dict(worth)[place, instance]
+
+
+class Doors(Task):
+    """Stop or go on, twice at most: instances are accepted after either with probabilities of their own."""
+
+    actions, max_steps, header = ("stop", "go"), 2, "Stop somewhere."
+
+    def __init__(self, instances=2, shown=False):
+        self.shown = shown
+        self.splits = {"train": tuple(range(instances))}
+
+    def reset(self, instance):
+        self.instance, self.steps, self.submission = instance, 0, None
+        return "go"
+
+    def step(self, action):
+        self.steps += 1
+        if action == "stop":
+            self.submission = self.steps
+        return "go"
+
+    ended = property(lambda self: self.submission is not None or self.steps == 2)
+    state = property(lambda self: (self.instance, self.steps))
+    view = property(lambda self: self.instance if self.shown else 0)
+
+    @staticmethod
+    def verify(submission, instance):
+        return ((0.9, 0.2), (0.0, 0.6), (0.3, 1.0))[instance][submission - 1]
+
+
+class Wide(Task):
+    """One state, and many ways out of it."""
+
+    header = "Do something."
+
+    def __init__(self, instances: int, actions: int, steps: int):
+        self.splits, self.max_steps = {"train": tuple(range(instances))}, steps
+        self.actions = tuple(map(str, range(actions)))
+
+    def reset(self, instance):
+        self.steps = 0
+        return ""
+
+    def step(self, action):
+        self.steps += 1
+        return ""
+
+    ended = property(lambda self: self.steps == self.max_steps)
+    state = property(lambda self: self.steps)
+    view = 0
+
+    @staticmethod
+    def verify(submission, instance):
+        return 0.0

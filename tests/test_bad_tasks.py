@@ -59,6 +59,7 @@ BAD = {
     "a split that is a text": ('{"train": (None,)}', '{"train": "ab"}', "split 'train'"),
     "instances that cannot be told apart": ('{"train": (None,)}', '{"train": ([],)}', "hashable instances"),
     "splits that are a list": ('{"train": (None,)}', "[None]", "splits"),
+    "an instance twice": ('{"train": (None,)}', '{"train": (None, None)}', "each instance of split 'train' once"),
     "no step": ("def step(", "def stop(", "has no step"),
     "no reset": ("def reset(", "def restart(", "has no reset"),
     "no verifier": ("def verify(", "def check(", "has no verify"),

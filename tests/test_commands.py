@@ -17,7 +17,7 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).parents[1]
-BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```(\w*)(?: title=\"([\w.]+)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PROGRAMS = ("extending.md", "first-run.md")
 """Pages whose programs `test_docs_programs` runs; the Chinese README has the blocks of the English one."""
 QUICK = ("checks.md", "sweeps.md")
@@ -34,21 +34,21 @@ class Step(NamedTuple):
     """A block of a page."""
 
     kind: str
-    """commands, python or shown."""
+    """commands, python, shown, or the name of a program's file."""
     parts: list[str]
 
 
 def steps(path: Path) -> list[Step]:
     found = []
-    for language, text in BLOCK.findall(path.read_text()):
+    for language, name, text in BLOCK.findall(path.read_text()):
         if language == "python":
-            found.append(Step("python", [text]))
+            found.append(Step(name or "python", [text]))
         elif text.startswith("#!/bin/bash"):
             found.append(Step("commands", [text]))
         elif text.startswith(("python -m ", "make ", "jaxrl-mini ")):
             lines = text.replace("\\\n", " ").splitlines()
             found.append(Step("commands", [line.partition(" #")[0].strip() for line in lines]))
-        elif not language and not text.startswith(PRINTED_ELSEWHERE):
+        elif language in ("", "text") and not text.startswith(PRINTED_ELSEWHERE):
             found.append(Step("shown", [text]))
     return found
 
@@ -91,6 +91,9 @@ def test_the_commands_of_a_page_run_in_order_and_print_what_is_shown(page, tmp_p
             assert_printed(parts[0], printed)
             continue
         printed = ""
+        if kind.endswith(".py"):
+            (folder / kind).write_text(parts[0])
+            kind, parts = "commands", [f"python {kind}"]
         for part in parts:
             if part in NOT_RUN:
                 continue

@@ -18,6 +18,7 @@ from jaxrl_mini.learning import loop
 from jaxrl_mini.machine.commandline import Parser
 from jaxrl_mini.objective.advantage import group_std
 from jaxrl_mini.policies import table
+from jaxrl_mini.tasks.specification import load_task
 
 ROOT = Path(__file__).parents[1]
 READMES = [ROOT / "README.md", ROOT / "README.zh-CN.md"]
@@ -276,7 +277,7 @@ def test_the_figures_of_the_task_are_exact():
 
 def test_the_table_of_estimators_is_what_the_command_prints():
     rows = bias.judge(
-        "uniform", np.zeros((24, 6)), np.array([0.0, 0.0, 0.0, 1.0]), groups=4, group_size=8,
+        "uniform", np.zeros((24, 6)), load_task("binary-search-repair"), groups=4, group_size=8,
         advantages=["group-std", "rloo"], aggregations=["episode-mean", "step-mean", "fixed-length"],
     )  # fmt: skip
     printed = [line.split() for line in bias.as_text(rows).splitlines()]

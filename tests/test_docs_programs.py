@@ -12,32 +12,47 @@ ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-# Programs of the page on extending
+# Programs of pages
 
 
-def section_blocks() -> dict[str, list[tuple[str, str, str]]]:
+def section_blocks(page: str) -> dict[str, list[tuple[str, str, str]]]:
     """By section, the blocks as (language, name of the file, text)."""
     titled = re.compile(r"^```(\w*)(?: title=\"([\w.]+)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-    sections = (ROOT / "docs/extending.md").read_text().split("\n## ")[1:]
+    sections = (ROOT / "docs" / page).read_text().split("\n## ")[1:]
     return {text.partition("\n")[0]: titled.findall(text) for text in sections}
 
 
-@pytest.mark.parametrize("section", section_blocks())
-def test_what_the_page_on_extending_shows_works(section, tmp_path):
-    """Programs are saved and run, commands run, one after the other."""
+SECTIONS = [
+    *(("extending.md", section) for section in section_blocks("extending.md")),
+    ("estimators.md", "Instances of different difficulty"),
+]
+
+
+@pytest.mark.parametrize("page, section", SECTIONS)
+def test_what_a_section_shows_works(page, section, tmp_path):
+    """Programs are saved and run, commands run, one after the other; lines that are shown are among those printed."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     environment["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # compiles faster; the programs say nothing of the last digit
-    blocks = section_blocks()[section]
-    assert {language for language, *_ in blocks} <= {"python", ""} and blocks[-1][0] == "python"
+    blocks, printed = section_blocks(page)[section], ""
+    assert {language for language, *_ in blocks} <= {"python", "text", ""} and blocks[-1][0] in ("python", "text")
     for language, name, text in blocks:
+        if language == "text":
+            lines = [(words(line), numbers(line)) for line in printed.splitlines()]
+            for line in text.splitlines():
+                assert any(
+                    words(line) == found and numbers(line) == pytest.approx(figures, rel=0.02, abs=1e-4)
+                    for found, figures in lines
+                ), (line, printed)
+            continue
         commands = [line.split() for line in text.splitlines()]
         if language == "python":
             (tmp_path / (name or "program.py")).write_text(text)
             commands = [["python", name or "program.py"]]
-        for words in commands:
-            command = [sys.executable if word == "python" else word for word in words]
+        for parts in commands:
+            command = [sys.executable if part == "python" else part for part in parts]
             done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
             assert done.returncode == 0, done.stderr
+            printed = done.stdout
 
 
 # The notebook

@@ -1,16 +1,18 @@
 """The command that judges estimators: its table, its files, and what it refuses."""
 
 import csv
+import json
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from jaxrl_mini import estimators, train
-from jaxrl_mini.episodes import rewards
-from jaxrl_mini.exact import bias, moments
+from jaxrl_mini.exact import bias, laws
+from jaxrl_mini.tasks.specification import load_task
 
-ACCEPTED = np.array([0.0, 0.0, 0.0, 1.0])
+TASK = load_task("binary-search-repair")
 UNIFORM = np.zeros((24, 6))
 SMALL = ("--advantage", "rloo", "group-std", "--aggregation", "episode-mean", "fixed-length", "--at", "0")
 
@@ -22,7 +24,7 @@ def judge(command):
 
 def rows_of(**options) -> list[dict]:
     settings = {"advantages": ["rloo"], "aggregations": ["fixed-length"], "groups": 4, "group_size": 8} | options
-    return bias.judge("uniform", UNIFORM, ACCEPTED, **settings)
+    return bias.judge("uniform", UNIFORM, TASK, **settings)
 
 
 def test_the_table_says_which_estimator_points_elsewhere(judge, tmp_path):
@@ -50,8 +52,7 @@ def test_a_parquet_file_holds_the_rows_unrounded(judge, tmp_path):
 def test_a_step_gains_what_the_exact_success_says():
     """To first order, along the gradient itself, its norm times the step."""
     row = rows_of(step=1e-4)[0]
-    success = rewards.success_by_outcome(ACCEPTED, reward="verifier")
-    gradient = moments.law_of(np.full((24, 6), -np.log(6)), success).gradient
+    gradient = laws.laws_of(TASK, np.full((24, 6), -np.log(6)))[0].gradient
     assert row["gain"] == pytest.approx(1e-4 * np.linalg.norm(gradient), rel=1e-3)
     assert row["success"] == pytest.approx(0.06526491769547325, abs=1e-12)
 
@@ -67,10 +68,25 @@ def test_the_policy_of_a_recording_is_judged_and_one_that_was_kept(command, judg
     outcome, kept = (judge(*SMALL, "--policy", policy) for policy in ("r.npz", "kept"))
     assert [line.split()[1:] for line in kept.out] == [line.split()[1:] for line in outcome.out]
     with np.load(tmp_path / "r.npz", allow_pickle=False) as file:
-        expected = bias.judge("r.npz", file["logits"][-1], ACCEPTED, advantages=["rloo"], aggregations=["episode-mean"],
+        expected = bias.judge("r.npz", file["logits"][-1], TASK, advantages=["rloo"], aggregations=["episode-mean"],
                               groups=4, group_size=8)  # fmt: skip
     line = next(line for line in outcome.out if "rloo" in line and "episode-mean" in line)
     assert line.split()[1] == f"{expected[0]['success']:.4f}" and f"{expected[0]['cosine']:.6f}" in line
+
+
+def test_the_policy_of_another_task_is_judged_where_that_is_named(command, judge):
+    task = "bandit:success=0.2/0.5/0.8"
+    command(
+        train, "--task", task, "--iterations", 3, "--eval-episodes", 1,
+        "--output", "r.json", "--trajectories", "r.npz", "--save-policy", "kept",
+    )  # fmt: skip
+    after = json.loads(Path("r.json").read_text())["after"]["exact_success_rate"]
+    for policy in ("r.npz", "kept"):
+        assert judge(*SMALL, "--task", task, "--policy", policy, "--output", "e.csv", "--overwrite").code == 0
+        (found,) = {float(line.split(",")[1]) for line in Path("e.csv").read_text().splitlines()[1:]}
+        assert found == pytest.approx(after, abs=1e-9)
+        outcome = judge(*SMALL, "--policy", policy)
+        assert outcome.code == 2 and f"is of another task: add --task {task}" in outcome.err[0]
 
 
 @pytest.mark.parametrize(
@@ -90,6 +106,13 @@ def test_the_policy_of_a_recording_is_judged_and_one_that_was_kept(command, judg
         (("--policy", "none.npz"), "recording none.npz cannot be read"),
         (("--policy", "."), "has no policy.json: expected what train --save-policy wrote of a table policy"),
         (("--groups", "64", "--group-size", "64", "--at", "0"), "are too many for step-mean"),
+        (("--groups", 2**18, "--group-size", 4, "--advantage", "rloo", "--aggregation", "fixed-length"), "for rs-sft"),
+        (
+            ("--task", "guess:numbers=4", "--reward", "public-test"),
+            "--reward public-test is for task binary-search-rep",
+        ),
+        (("--task", "bandit:success=2"), "task bandit:success=2: "),
+        (("--task", "repair:lines=2", "--groups", 16), "are too many for batch-std and step-mean on 2 instances"),
     ],
 )
 def test_what_cannot_be_judged_is_refused_in_one_line(judge, tmp_path, arguments, words):
@@ -109,7 +132,7 @@ def test_a_probability_of_zero_counts_as_nothing_where_that_is_the_limit_and_is_
     """At a gap of 800 five probabilities are 0 in float64; at 600 they are 1e-261."""
     settings = {"advantages": ["rloo"], "aggregations": ["fixed-length"], "groups": 4, "group_size": 8}
     names = ("size", "cosine", "angle", "variance", "gain")
-    at, limit = (bias.judge("certain", certain(gap), ACCEPTED, **settings) for gap in (800, 600))
+    at, limit = (bias.judge("certain", certain(gap), TASK, **settings) for gap in (800, 600))
     for row, expected in zip(at, limit, strict=True):
         figures, wanted = ([one[name] for name in names] for one in (row, expected))
         if row["kl"] == "k3":
@@ -132,7 +155,5 @@ def test_what_is_no_number_is_said(judge):
 
 def test_signal_is_the_size_of_the_mean_by_the_deviation_of_an_episode():
     row = rows_of()[0]
-    norm = row["size"] * np.linalg.norm(
-        moments.law_of(np.full((24, 6), -np.log(6)), rewards.success_by_outcome(ACCEPTED, reward="verifier")).gradient
-    )
+    norm = row["size"] * np.linalg.norm(laws.laws_of(TASK, np.full((24, 6), -np.log(6)))[0].gradient)
     assert row["signal_to_noise"] == pytest.approx(norm / row["variance"] ** 0.5, rel=1e-12)

@@ -8,11 +8,11 @@ import oracle
 import pytest
 
 from jaxrl_mini.config import ADVANTAGES, AGGREGATIONS, UserError, Variant
-from jaxrl_mini.episodes import rewards
-from jaxrl_mini.exact import moments
-from jaxrl_mini.exact.moments import Law
+from jaxrl_mini.exact import laws, moments
+from jaxrl_mini.exact.laws import Law
+from jaxrl_mini.tasks.specification import load_task
 
-SUCCESS = rewards.success_by_outcome(np.array([0.0, 0.0, 0.0, 1.0]), reward="verifier")
+TASK = load_task("binary-search-repair")
 UNIFORM = np.full((24, 6), -math.log(6))
 
 
@@ -21,6 +21,11 @@ def policy(seed: int) -> np.ndarray:
     logits = np.random.default_rng(seed).normal(size=(24, 6)) * (seed > 0)
     logits[:, 1:3] += seed > 0
     return oracle.log_softmax(logits)
+
+
+def law_of(log_probs: np.ndarray) -> Law:
+    (law,) = laws.laws_of(TASK, log_probs)
+    return law
 
 
 class Tree:
@@ -63,7 +68,7 @@ def one_step(p: float) -> Law:
 
 def factor(p: float, size: int, advantage: str, method: str = "grpo") -> float:
     """The expected gradient of one group by the true gradient, p (1 - p) (1, -1)."""
-    found = moments.batch_moments(one_step(p), 1, size, Variant(advantage), method).mean
+    found = moments.batch_moments([one_step(p)], 1, size, Variant(advantage), method).mean
     np.testing.assert_allclose(found[0, 1], -found[0, 0], atol=1e-15)
     return found[0, 0] / (p * (1 - p))
 
@@ -101,7 +106,7 @@ def test_as_groups_grow_group_std_follows_arcsin_of_the_root_and_sft_the_logarit
 
 def test_the_variance_of_plain_reinforce_by_hand():
     """p = 1/2, eight episodes: reward * score is (1/2, -1/2) or 0, each half the time; mean (1/4, -1/4)."""
-    found = moments.batch_moments(one_step(0.5), 2, 4, Variant("reinforce"))
+    found = moments.batch_moments([one_step(0.5)], 2, 4, Variant("reinforce"))
     assert found.variance == pytest.approx((0.5 * 0.5 - 2 * 0.25**2) / 8, abs=1e-12)
 
 
@@ -111,7 +116,7 @@ def test_the_variance_of_plain_reinforce_by_hand():
 @pytest.mark.parametrize("seed", range(3))
 def test_the_law_is_that_of_every_sequence(seed):
     log_probs = policy(seed)
-    law, chance = moments.law_of(log_probs, SUCCESS), tree().probabilities(log_probs)
+    law, chance = law_of(log_probs), tree().probabilities(log_probs)
     scores = tree().scores(log_probs)
     for reward, length in np.ndindex(law.ends.shape):
         mine = chance * ((tree().rewards == reward) & (tree().lengths == length))
@@ -124,7 +129,7 @@ def test_the_law_is_that_of_every_sequence(seed):
 @pytest.mark.parametrize("seed", range(3))
 def test_the_exact_gradient_is_the_finite_difference_of_the_exact_success(seed):
     logits = policy(seed)
-    gradient = moments.law_of(logits, SUCCESS).gradient
+    gradient = law_of(logits).gradient
     assert abs(gradient).max() > 1e-3
     for index in np.ndindex(24, 6):
         step = np.zeros((24, 6))
@@ -144,7 +149,7 @@ def test_the_exact_gradient_lies_within_the_interval_of_a_sampled_one():
     drawn = sampled(log_probs, 4000).ravel()
     terms = tree().rewards[drawn, None, None] * tree().scores(log_probs)[drawn]
     error = terms.std(axis=0) / math.sqrt(len(drawn))
-    gap = abs(terms.mean(axis=0) - moments.law_of(log_probs, SUCCESS).gradient)
+    gap = abs(terms.mean(axis=0) - law_of(log_probs).gradient)
     assert (gap <= 4.5 * error + 1e-12).all()
 
 
@@ -169,7 +174,7 @@ def plain_advantages(rewards: np.ndarray, advantage: str) -> np.ndarray:
 def test_means_and_variances_are_those_of_sampled_batches(advantage, aggregation):
     """4,000 batches of 4 x 8 episodes, each credited by the definitions."""
     log_probs, batches = policy(2), 4000
-    law, variant = moments.law_of(log_probs, SUCCESS), Variant(aggregation=aggregation)
+    law, variant = law_of(log_probs), Variant(aggregation=aggregation)
     drawn = sampled(log_probs, batches)
     rewards, lengths = tree().rewards[drawn], tree().lengths[drawn]
     shares = {
@@ -179,12 +184,10 @@ def test_means_and_variances_are_those_of_sampled_batches(advantage, aggregation
     }[aggregation]
     if advantage == "rs-sft":
         credited = rewards * 32 / np.maximum(rewards.sum(axis=1, keepdims=True), 1)
-        exact = moments.batch_moments(
-            moments.law_of(log_probs, SUCCESS), 4, 8, Variant(aggregation=aggregation), advantage
-        )
+        exact = moments.batch_moments([law], 4, 8, variant, advantage)
     else:
         credited = plain_advantages(rewards.reshape(-1, 4, 8), advantage).reshape(-1, 32)
-        exact = moments.batch_moments(law, 4, 8, variant._replace(advantage=advantage))
+        exact = moments.batch_moments([law], 4, 8, variant._replace(advantage=advantage))
     scores = tree().scores(log_probs).reshape(-1, 144)
     gradients = np.einsum("be,bec->bc", credited * shares, scores[drawn])
     mean = exact.mean.ravel()
@@ -198,8 +201,8 @@ def test_means_and_variances_are_those_of_sampled_batches(advantage, aggregation
 
 @pytest.mark.parametrize("seed", range(3))
 def test_where_episodes_differ_in_length_the_mean_over_each_is_biased_and_a_fixed_length_is_not(seed):
-    law = moments.law_of(policy(seed), SUCCESS)
-    mean = {name: moments.batch_moments(law, 4, 8, Variant("rloo", name)).mean for name in AGGREGATIONS}
+    law = law_of(policy(seed))
+    mean = {name: moments.batch_moments([law], 4, 8, Variant("rloo", name)).mean for name in AGGREGATIONS}
     np.testing.assert_allclose(mean["fixed-length"], law.gradient / 6, atol=1e-12)
     assert cosine(mean["fixed-length"], law.gradient) == pytest.approx(1.0, abs=1e-6)
     assert cosine(mean["episode-mean"], law.gradient) < 0.98
@@ -207,19 +210,19 @@ def test_where_episodes_differ_in_length_the_mean_over_each_is_biased_and_a_fixe
 
 
 def test_with_one_kind_of_task_a_deviation_changes_the_size_alone():
-    law = moments.law_of(policy(2), SUCCESS)
+    law = law_of(policy(2))
     for advantage in ("group-std", "group-sample-std", "group-mean", "batch-std", "maxrl"):
-        mean = moments.batch_moments(law, 4, 8, Variant(advantage, "fixed-length")).mean
+        mean = moments.batch_moments([law], 4, 8, Variant(advantage, "fixed-length")).mean
         assert cosine(mean, law.gradient) == pytest.approx(1.0, abs=1e-9)
         plain, divided = (
-            moments.batch_moments(law, 4, 8, Variant(one, "step-mean")).mean for one in ("rloo", advantage)
+            moments.batch_moments([law], 4, 8, Variant(one, "step-mean")).mean for one in ("rloo", advantage)
         )
         assert math.degrees(math.acos(min(1.0, cosine(plain, divided)))) < 0.005  # a few thousandths
 
 
 def test_batches_of_too_many_counts_are_refused():
     with pytest.raises(UserError, match="--groups 64 of 32 are too many"):
-        moments.batch_moments(moments.law_of(UNIFORM, SUCCESS), 64, 32, Variant("batch-std", "step-mean"))
+        moments.batch_moments([law_of(UNIFORM)], 64, 32, Variant("batch-std", "step-mean"))
 
 
 # The KL term
@@ -242,16 +245,16 @@ def plain_kl_gradient(log_probs, reference, kl: str, aggregation: str) -> np.nda
 @pytest.mark.parametrize("kl", ["exact", "k1", "k2", "k3"])
 def test_the_kl_estimators_follow_what_the_sum_over_sequences_says(kl, aggregation):
     log_probs, reference = policy(1), policy(2)
-    found = moments.kl_moments(moments.law_of(log_probs, SUCCESS), reference, kl, aggregation)
+    found = moments.kl_moments([law_of(log_probs)], reference, kl, aggregation)
     np.testing.assert_allclose(found.mean, plain_kl_gradient(log_probs, reference, kl, aggregation), atol=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_with_a_fixed_length_k1_says_nothing_k2_is_exact_and_k3_pulls_the_other_way(seed):
     log_probs, reference = policy(seed), policy(3)
-    law = moments.law_of(log_probs, SUCCESS)
+    law = law_of(log_probs)
     k1, k2, k3, exact = (
-        moments.kl_moments(law, reference, kl, "fixed-length").mean for kl in ("k1", "k2", "k3", "exact")
+        moments.kl_moments([law], reference, kl, "fixed-length").mean for kl in ("k1", "k2", "k3", "exact")
     )
     np.testing.assert_allclose(k1, 0.0, atol=1e-7)
     np.testing.assert_allclose(k2, exact, atol=1e-12)
@@ -262,24 +265,24 @@ def test_with_a_fixed_length_k1_says_nothing_k2_is_exact_and_k3_pulls_the_other_
 
 def test_with_the_mean_over_an_episode_k1_is_not_zero():
     """The share of an action depends on what follows it."""
-    found = moments.kl_moments(moments.law_of(policy(1), SUCCESS), UNIFORM, "k1", "episode-mean")
+    found = moments.kl_moments([law_of(policy(1))], UNIFORM, "k1", "episode-mean")
     assert np.linalg.norm(found.mean) > 1e-2
 
 
 def test_the_variance_of_a_kl_estimator_is_that_of_sampled_episodes():
     log_probs, reference = policy(1), policy(2)
-    law, drawn = moments.law_of(log_probs, SUCCESS), sampled(log_probs, 1000).ravel()
+    law, drawn = law_of(log_probs), sampled(log_probs, 1000).ravel()
     slope, scores = log_probs - reference, tree().choices[drawn]
     taken = scores * slope / tree().lengths[drawn, None, None]
     terms = taken - np.exp(log_probs) * taken.sum(axis=2, keepdims=True)
-    found = moments.kl_moments(law, reference, "k2", "episode-mean")
+    found = moments.kl_moments([law], reference, "k2", "episode-mean")
     squares = ((terms - found.mean) ** 2).sum(axis=(1, 2))
     assert abs(squares.mean() - found.variance) < 4.5 * squares.std() / math.sqrt(len(drawn))
 
 
 def test_the_gradient_of_the_kl_between_episodes_is_its_finite_difference():
     logits, reference = policy(1), policy(2)
-    gradient = moments.episode_kl_gradient(np.exp(logits), reference)
+    gradient = moments.episode_kl_gradient(TASK, np.exp(logits), reference)
 
     def divergence(moved: np.ndarray) -> float:
         log_probs = oracle.log_softmax(moved)

@@ -14,9 +14,9 @@ import pytest
 
 from jaxrl_mini import objective
 from jaxrl_mini.config import ADVANTAGES, AGGREGATIONS, Config, Variant
-from jaxrl_mini.episodes import rewards, verifier
+from jaxrl_mini.episodes import verifier
 from jaxrl_mini.episodes.rollout import episodes_from_actions
-from jaxrl_mini.exact import expected, moments
+from jaxrl_mini.exact import expected, laws, moments
 from jaxrl_mini.learning import loop, training
 from jaxrl_mini.learning.block import BLOCK, _start, sizes_of
 from jaxrl_mini.machine import files
@@ -25,6 +25,7 @@ from jaxrl_mini.policies import table
 from jaxrl_mini.runs import recording, records, replaying
 from jaxrl_mini.sweeps import table_part, tables
 from jaxrl_mini.sweeps.grid import Grid
+from jaxrl_mini.tasks.specification import load_task
 from jaxrl_mini.types import Credit, Settings
 
 UNIFORM = np.full((24, 6), -math.log(6))
@@ -263,9 +264,11 @@ def test_expected_credit_is_what_ever_larger_batches_tend_to(variant):
     )
     by_action = np.asarray(credit.plus + credit.minus, np.float64)
     ours = by_action - np.exp(log_probs) * by_action.sum(axis=1, keepdims=True)
-    law = moments.law_of(log_probs, rewards.success_by_outcome(accepted, reward=variant.reward))
+    (law,) = laws.laws_of(load_task("binary-search-repair"), log_probs, variant.reward)
     local = variant.advantage != "batch-std" and variant.aggregation != "step-mean"
-    exact = moments.batch_moments(law, 4, 8, variant).mean if local else moments.batch_moments(law, 12, 8, variant).mean
+    exact = (
+        moments.batch_moments([law], 4, 8, variant).mean if local else moments.batch_moments([law], 12, 8, variant).mean
+    )
     assert np.linalg.norm(ours - exact) < (1e-6 if local else 0.03) * np.linalg.norm(exact)
     share = {"episode-mean": 1.0, "step-mean": 1.0, "fixed-length": (law.ends * np.arange(7)).sum() / 6}
     assert np.sum(credit.visits) == pytest.approx(share[variant.aggregation], abs=1e-6)

@@ -5,6 +5,7 @@ Nothing here knows tables, states or beliefs: it plays copies of the task, actio
 
 import copy
 import itertools
+import math
 from collections import defaultdict
 
 from jaxrl_mini.tasks import task as definition
@@ -107,3 +108,32 @@ def count_episodes(make, instances):
         return sum(1 if after.ended else walk(after) for _, after, _ in every)
 
     return sum(walk(task) for instance in instances for _, task, _ in alternatives(make(), "reset", instance))
+
+
+def episodes(make, task, instance):
+    """(chance, choices as pairs of context and action, acceptance) of every way an episode can go, by a walk."""
+    places = {(context // task.width, view): context for context, view in task.views.items()}
+
+    def go_on(chance, played, step, taken):
+        context = places[step, played.view]
+        for number, action in enumerate(played.actions):
+            for share, after, _ in alternatives(played, "step", action):
+                so_far = (*taken, (context, number))
+                if after.ended:
+                    accepted = 0.0 if after.submission is None else make().verify(after.submission, instance)
+                    yield chance * share, so_far, accepted
+                else:
+                    yield from go_on(chance * share, after, step + 1, so_far)
+
+    for chance, played, _ in alternatives(make(), "reset", instance):
+        yield from go_on(chance, played, 0, ())
+
+
+def merged(make, task, instance, log_probs):
+    """(probability, choices, reward) of all that a policy can do and be rewarded with, each once."""
+    found = {}
+    for chance, choices, accepted in episodes(make, task, instance):
+        chance *= math.exp(sum(log_probs[choice] for choice in choices))
+        for reward, share in ((1, accepted), (0, 1 - accepted)):
+            found[choices, reward] = found.get((choices, reward), 0.0) + chance * share
+    return [(chance, *key) for key, chance in found.items() if chance > 0]

@@ -95,8 +95,12 @@ def success_by_outcome(accepted: Float[AnyArray, "variant"], *, reward: str) -> 
     """
     submitted = PUBLIC_TEST if reward == "public-test" else accepted
     xp = submitted.__array_namespace__()
-    success = xp.concatenate([submitted, xp.zeros(1, submitted.dtype)]).astype(float)
+    return rewarded(xp.concatenate([submitted, xp.zeros(1, submitted.dtype)]).astype(float), reward=reward)
+
+
+def rewarded(passed: Float[AnyArray, "*shape"], *, reward: str) -> Float[AnyArray, "*shape"]:
+    """The probability of reward 1, given that of passing what the reward checks; `shuffled` is none of the kinds."""
     noise = noise_of(reward)
     if noise is not None:
-        return success + noise * (1.0 - 2.0 * success)
-    return xp.ones(OUTCOMES) if reward == "constant" else success
+        return passed + noise * (1.0 - 2.0 * passed)
+    return passed.__array_namespace__().ones_like(passed) if reward == "constant" else passed

@@ -9,18 +9,22 @@ from jaxtyping import Float
 from scipy.special import log_softmax
 
 from jaxrl_mini.config import KLS, Variant
-from jaxrl_mini.episodes import rewards
-from jaxrl_mini.exact import moments, success
+from jaxrl_mini.exact import laws, moments, situations
 from jaxrl_mini.exact.moments import Moments
+from jaxrl_mini.tasks.compiled import CompiledTask
 
 Row = dict[str, Any]
 """See `judge`."""
+FLAT = 1e-14
+"""Below this, what is left of a gradient of 0 is rounding."""
+UNBIASED = 1.0 - 1e-9
+"""A cosine from which on rounding is all that keeps two directions apart."""
 
 
 def judge(
     name: str,
-    logits: Float[np.ndarray, "24 6"],
-    accepted: Float[np.ndarray, " variant"],
+    logits: Float[np.ndarray, "context action"],
+    task: CompiledTask,
     *,
     advantages: Sequence[str],
     aggregations: Sequence[str],
@@ -29,12 +33,12 @@ def judge(
     reward: str = "verifier",
     step: float = 0.1,
 ) -> list[Row]:
-    """Judges estimators at a policy, exactly.
+    """Judges estimators at a policy, exactly; every group plays an instance of the split `train`, all as likely.
 
     Args:
       name: of the policy.
       logits: the policy.
-      accepted: the share of the verifier's inputs that accept each artifact.
+      task: what it plays.
       advantages: of `config.ADVANTAGES`, each with each aggregation; rejection sampling is judged too.
       aggregations: of `config.AGGREGATIONS`.
       groups: in a batch.
@@ -49,52 +53,71 @@ def judge(
       (between the two; NaN where one of them is 0), variance (trace of the covariance, of a batch, times its episodes),
       signal_to_noise (norm of the expected gradient by the root of that variance), gain (what the step of that length
       along the expected gradient adds to the exact success; against it, for a `kl` row). All of these are NaN where a
-      probability underflows to 0 and the expectation does not follow from p log p being 0 there: for k3.
+      probability underflows to 0 and the expectation does not follow from p log p being 0 there: for k3. Then
+      cosine_arcsin and cosine_log, with the gradients of the other objectives of `laws.OBJECTIVES`, and unbiased, the
+      names of those whose cosine is 1 but for rounding; NaN and nothing for a `kl` row. At last the instances.
+
+    Raises:
+      UserError: the task is too large, or the batch is.
     """
     log_probs = log_softmax(np.asarray(logits, np.float64), axis=1)
-    truth = moments.law_of(log_probs, rewards.success_by_outcome(accepted, reward="verifier"))
-    seen = moments.law_of(log_probs, rewards.success_by_outcome(accepted, reward=reward))
+    truth = laws.laws_of(task, log_probs)
+    seen = laws.laws_of(task, log_probs, reward)
+    before = laws.mean_success(truth)
+    by_objective = {objective: laws.objective_gradient(truth, objective) for objective in laws.OBJECTIVES}
     rows, episodes = [], groups * group_size
 
     def add(exact: np.ndarray, found: Moments, variance: float, sign: float = 1.0, **labels: str) -> None:
         size, norm = np.linalg.norm(exact), np.linalg.norm(found.mean)
-        # Below this, what is left of a gradient of 0 is rounding.
-        flat = min(size, norm) < 1e-14
-        cosine = np.nan if flat else float(np.clip((found.mean * exact).sum() / (size * norm), -1.0, 1.0))
+        cosine = _cosine(found.mean, exact)
+        others = {
+            name: _cosine(found.mean, one) if labels["what"] == "success" else np.nan
+            for name, one in by_objective.items()
+        }
         after = logits + sign * step * found.mean / norm if norm else logits
-        gain = float(success.exact_of_logits(after, accepted).success_rate) - truth.success
+        gain = float(situations.exact_of_logits(task, after, "train").success_rate) - before
         rows.append(
             {
                 "policy": name,
-                "success": truth.success,
+                "success": before,
                 **labels,
                 "size": float(norm / size) if size else np.nan,
                 "cosine": cosine,
                 "angle": float(np.degrees(np.arccos(cosine))),
                 "variance": variance,
                 "signal_to_noise": float(norm / variance**0.5) if variance > 0 else np.nan,
-                "gain": 0.0 if norm < 1e-14 else gain,
+                "gain": 0.0 if norm < FLAT else gain,
+                **{f"cosine_{name}": others[name] for name in laws.OBJECTIVES[1:]},
+                "unbiased": ", ".join(name for name in laws.OBJECTIVES if others[name] > UNBIASED),
+                "instances": len(truth),
             }
         )
 
     for advantage, aggregation in itertools.product(advantages, aggregations):
         found = moments.batch_moments(seen, groups, group_size, Variant(advantage, aggregation))
-        add(truth.gradient, found, episodes * found.variance, what="success", advantage=advantage,
+        add(by_objective["success"], found, episodes * found.variance, what="success", advantage=advantage,
             aggregation=aggregation, kl="")  # fmt: skip
     found = moments.batch_moments(seen, groups, group_size, Variant(), "rs-sft")
-    add(truth.gradient, found, episodes * found.variance, what="success", advantage="rs-sft",
+    add(by_objective["success"], found, episodes * found.variance, what="success", advantage="rs-sft",
         aggregation="episode-mean", kl="")  # fmt: skip
     reference = np.full(log_probs.shape, -np.log(log_probs.shape[1]))
-    exact = moments.episode_kl_gradient(np.exp(log_probs), reference)
+    exact = moments.episode_kl_gradient(task, np.exp(log_probs), reference)
     for kl, aggregation in itertools.product(KLS, [one for one in aggregations if one != "step-mean"]):
-        found = moments.kl_moments(truth, reference, kl, aggregation)
+        found = moments.kl_moments(truth, reference, kl, aggregation, group_size)
         add(exact, found, found.variance, sign=-1.0, what="kl", advantage="", aggregation=aggregation, kl=kl)
     return rows
 
 
+def _cosine(one: np.ndarray, other: np.ndarray) -> float:
+    sizes = np.linalg.norm(one), np.linalg.norm(other)
+    return np.nan if min(sizes) < FLAT else float(np.clip((one * other).sum() / (sizes[0] * sizes[1]), -1.0, 1.0))
+
+
 def as_text(rows: Sequence[Row]) -> str:
-    """The rows as a table for people."""
-    head = (
+    """The rows as a table for people; with the cosines to the other objectives, where instances tell these apart."""
+    several = any(row["instances"] > 1 for row in rows)
+    columns = {"size": 4, "cosine": 6, "angle": 2, "variance": 5, "signal_to_noise": 3}
+    head = [
         "policy",
         "success",
         "of",
@@ -106,17 +129,16 @@ def as_text(rows: Sequence[Row]) -> str:
         "variance",
         "signal",
         "gain",
-    )
-    table: list[tuple[str, ...]] = [head]
+    ]
+    table = [[*head, *["arcsin", "log", "unbiased"] * several]]
     for row in rows:
-        table.append(
-            (
-                row["policy"], f"{row['success']:.4f}", row["what"], row["advantage"] or row["kl"], row["aggregation"],
-                *(_number(row[name], digits) for name, digits in (("size", 4), ("cosine", 6), ("angle", 2))),
-                *(_number(row[name], digits) for name, digits in (("variance", 5), ("signal_to_noise", 3))),
-                _number(row["gain"], 5, sign="+"),
-            )
-        )  # fmt: skip
+        cells = [row["policy"], f"{row['success']:.4f}", row["what"], row["advantage"] or row["kl"], row["aggregation"]]
+        cells += [_number(row[name], digits) for name, digits in columns.items()]
+        cells += [_number(row["gain"], 5, sign="+")]
+        if several:
+            cells += [_number(row[f"cosine_{name}"], 6) for name in laws.OBJECTIVES[1:]]
+            cells += [row["unbiased"].replace(", ", "/") or "-"]
+        table.append(cells)
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in table

@@ -1,4 +1,8 @@
-"""Expected credit: what the sums of a batch tend to with infinitely many groups, by dynamic programming."""
+"""Expected credit: what the sums of a batch tend to with infinitely many groups, by dynamic programming.
+
+`expected_credit` is the article's task's, whose records hold the bits of its order of sums; `expected_play_credit` that
+of any task.
+"""
 
 import math
 from functools import partial
@@ -10,11 +14,14 @@ from jaxtyping import Array, Bool, Float
 
 from jaxrl_mini.config import Variant
 from jaxrl_mini.episodes import rewards
-from jaxrl_mini.episodes.rewards import OUTCOMES
+from jaxrl_mini.episodes.rewards import OUTCOMES, rewarded
+from jaxrl_mini.exact.situations import added, ahead, reach
 from jaxrl_mini.machine.xla import stage
 from jaxrl_mini.objective.advantage import INFINITE, credited, formula
-from jaxrl_mini.objective.credit import SHARES
+from jaxrl_mini.objective.credit import shares
+from jaxrl_mini.tasks.compiled import ENDED
 from jaxrl_mini.tasks.repair import MAX_STEPS, NUM_ACTIONS, NUM_STATES, NUM_VARIANTS
+from jaxrl_mini.tasks.situations import Level, Stacked
 from jaxrl_mini.tasks.tables import TABLES
 from jaxrl_mini.types import Advantages, AnyArray, Credit
 
@@ -70,7 +77,8 @@ def expected_credit(
     What is counted over a whole batch becomes its expectation: its successes, and the actions of `step-mean`. `counts`
     are those of a batch of so many groups.
     """
-    plain, shared = (choices_by_outcome(probs, shares) for shares in (np.ones(MAX_STEPS), SHARES[variant.aggregation]))
+    share = shares(variant.aggregation, MAX_STEPS)
+    plain, shared = (choices_by_outcome(probs, one) for one in (np.ones(MAX_STEPS), share))
     ends = plain[:, :NUM_VARIANTS].sum(axis=(1, 2))  # [outcome, *run]; every episode starts with one choice
     success = _success(ends, verdicts, variant.reward)  # [group, outcome, *run]
     rate = jnp.clip((success * ends).sum(axis=1), 0.0, 1.0)
@@ -83,9 +91,69 @@ def expected_credit(
         for advantage, weight in zip((credited.success, credited.failure), weighted, strict=True)
     )
     taken, counts = shared.sum(axis=0), plain.sum(axis=0)
+    return _credit(plus, minus, taken, counts, verdicts.shape[0] * group_size, variant)
+
+
+@partial(stage, static_argnames=("instances", "groups", "group_size", "method", "variant"))
+def expected_play_credit(
+    probs: Float[Array, "context action *run"],
+    found: Stacked,
+    *,
+    instances: int,
+    groups: int,
+    group_size: int,
+    method: str,
+    variant: Variant,
+) -> Credit:
+    """`expected_credit` of any task: in the limit of infinitely many groups, each of which plays one of its instances.
+
+    What is expected of a group is expected given its instance, and the mean is taken over these; a shuffled verdict is
+    that of an episode of any of them.
+    """
+    steps, run = len(found.levels.context), probs.shape[2:]
+    kind = "verifier" if variant.reward == "shuffled" else variant.reward
+    share = jnp.asarray(shares(variant.aggregation, steps), probs.dtype)
+    mass = reach(found, probs)
+
+    def ends(level: Level) -> Array:
+        return (level.target == ENDED)[:, None]
+
+    def succeeds(level: Level, step: Array) -> Array:
+        chance = jnp.where(ends(level), rewarded(level.accepted, reward=kind)[:, None], 0.0)
+        return jnp.broadcast_to(chance.reshape(-1, 1, *[1] * len(run)), (len(chance), 1, *run))
+
+    success = ahead(found, probs, mass, succeeds, kinds=1)[0][:, 0] * mass[0]
+    rate = jnp.clip(added(success, found.levels.instance[0], instances), 0.0, 1.0)
+    if variant.reward == "shuffled":
+        rate = jnp.broadcast_to(rate.mean(axis=0), rate.shape)
+    if variant.reward == "constant":
+        rate = jnp.ones_like(rate)
+    credited = _expected_advantages(rate, group_size, method, variant.advantage)
+
+    def gain(level: Level, step: Array) -> Array:
+        instance = level.instance[level.source]
+        chance = rate[instance] if variant.reward == "shuffled" else succeeds(level, step)[:, 0]
+        plus, minus = chance * credited.success[instance], (1.0 - chance) * credited.failure[instance]
+        one = jnp.ones_like(chance)
+        kinds = jnp.stack([plus * share[step], minus * share[step], one * share[step], one], axis=1)
+        return jnp.where(ends(level).reshape(-1, *[1] * (1 + len(run))), kinds, 0.0)
+
+    by_choice = ahead(found, probs, mass, gain, kinds=4)[1][0] / instances
+    plus, minus, taken, counts = (by_choice[:, :, kind] for kind in range(4))
+    return _credit(plus, minus, taken, counts, groups * group_size, variant)
+
+
+def _credit(
+    plus: Float[Array, "context action *run"],
+    minus: Float[Array, "context action *run"],
+    taken: Float[Array, "context action *run"],
+    counts: Float[Array, "context action *run"],
+    episodes: int,
+    variant: Variant,
+) -> Credit:
+    """What is expected of one episode, as that of a batch of so many."""
     scale = 1.0 / counts.sum(axis=(0, 1)) if variant.aggregation == "step-mean" else 1.0
     plus, minus, taken = (scale * sums for sums in (plus, minus, taken))
-    episodes = verdicts.shape[0] * group_size
     return Credit(plus, minus, episodes * counts, taken.sum(axis=1), taken if variant.kl != "exact" else None)
 
 

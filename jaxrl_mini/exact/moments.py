@@ -1,74 +1,29 @@
 """The exact mean and variance of a batch's gradient, in float64: how far an estimator points from the truth.
 
 The gradient of a batch, at the policy that sampled it, is a sum over its episodes of (coefficient of the episode) *
-(sum over its steps of grad log p). Episodes are independent, and a coefficient depends on the others through a few
-counts only: the successes of the group, those of the batch, and the actions of the batch. So both moments are finite
-sums: over what one or two episodes do (`Law`), and over those counts. Every surrogate has the same gradient there.
+(sum over its steps of grad log p). Given the instances that the groups play, each drawn for itself, episodes are
+independent, and a coefficient depends on the others through a few counts only: the successes of the group, those of the
+batch, and the actions of the batch. So both moments are finite sums: over what one or two episodes do (`laws.Law`, one
+for each instance), over their instances, and over those counts. Every surrogate has the same gradient there.
 """
 
 import itertools
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
 from jaxrl_mini.config import UserError, Variant
-from jaxrl_mini.exact.expected import choices_by_outcome
+from jaxrl_mini.exact.laws import REWARDS, Law
+from jaxrl_mini.exact.situations import ahead, reach
 from jaxrl_mini.objective.advantage import asks_for_batch, credited, formula
-from jaxrl_mini.objective.credit import SHARES
-from jaxrl_mini.tasks.repair import MAX_STEPS, NUM_ACTIONS, NUM_VARIANTS
-from jaxrl_mini.tasks.tables import TABLES
+from jaxrl_mini.objective.credit import shares
+from jaxrl_mini.tasks.compiled import CompiledTask
+from jaxrl_mini.tasks.situations import Level, stacked
 
-REWARDS, LENGTHS = 2, MAX_STEPS + 1
-MAX_CELLS = 5_000_000
-"""Combinations of counts that are summed over, at most."""
-
-
-class Law(NamedTuple):
-    """What one episode of a policy does. An episode passes through a context at most once."""
-
-    choices: Float[np.ndarray, "reward length context action"]
-    """The probability that an episode takes the action there and ends with this reward and length."""
-    ends: Float[np.ndarray, "reward length"]
-    """The probability that it ends with this reward and length."""
-    probs: Float[np.ndarray, "context action"]
-    """The policy."""
-
-    @property
-    def success(self) -> float:
-        """The probability of reward 1."""
-        return float(self.ends[1].sum())
-
-    @property
-    def scores(self) -> Float[np.ndarray, "reward length context action"]:
-        """The expectation of the sum of grad log p over an episode with this reward and length, by the logits."""
-        return self.choices - self.probs * self.choices.sum(axis=3, keepdims=True)
-
-    @property
-    def squared_scores(self) -> Float[np.ndarray, "reward length"]:
-        """The same of the squared norm of that sum: its parts in different contexts are orthogonal."""
-        squares = 1.0 - 2.0 * self.probs + (self.probs**2).sum(axis=1, keepdims=True)
-        return (self.choices * squares).sum(axis=(2, 3))
-
-    @property
-    def gradient(self) -> Float[np.ndarray, "context action"]:
-        """The gradient of the probability of reward 1 by the logits."""
-        return self.scores[1].sum(axis=0)
-
-
-def law_of(log_probs: Float[np.ndarray, "24 6"], success: Float[np.ndarray, " outcome"]) -> Law:
-    """The law of a table policy's episodes, by dynamic programming over the transition tables.
-
-    Args:
-      log_probs: of the actions in every state.
-      success: the probability of reward 1 by outcome (`rewards.success_by_outcome`).
-    """
-    probs = np.exp(np.asarray(log_probs, np.float64))
-    by_length = [choices_by_outcome(probs, np.eye(MAX_STEPS)[length - 1]) for length in range(1, LENGTHS)]
-    outcomes = np.stack([np.zeros_like(by_length[0]), *by_length])  # [length, outcome, state, action]
-    chances = np.stack([1.0 - success, success])
-    choices = np.einsum("ro,losa->rlsa", chances, outcomes)
-    return Law(choices, choices[:, :, :NUM_VARIANTS].sum(axis=(2, 3)), probs)
+MAX_CELLS, MAX_CASES = 5_000_000, 50_000_000
+"""Combinations of counts that are summed over, at most: for a pair of instances, and for all pairs."""
 
 
 class Moments(NamedTuple):
@@ -79,7 +34,9 @@ class Moments(NamedTuple):
     """The trace of the covariance, of one batch."""
 
 
-def check_size(groups: int, group_size: int, variant: Variant, method: str = "grpo") -> None:
+def check_size(
+    groups: int, group_size: int, variant: Variant, method: str = "grpo", *, steps: int = 6, instances: int = 1
+) -> None:
     """Refuses a batch whose moments are sums over too many counts.
 
     Raises:
@@ -87,10 +44,15 @@ def check_size(groups: int, group_size: int, variant: Variant, method: str = "gr
     """
     of_batch, of_steps = asks_for_batch(formula(variant.advantage, method)), variant.aggregation == "step-mean"
     episodes = groups * group_size
-    cells = group_size**2 * (episodes if of_batch else 1) * (MAX_STEPS * episodes if of_steps else 1)
-    if cells > MAX_CELLS and groups > 1 and (of_batch or of_steps):
+    cells = group_size**2 * (episodes if of_batch else 1) * (steps * episodes if of_steps else 1)
+    pairs = instances * (instances + 1) // 2
+    if groups > 1 and (of_batch or of_steps) and (cells > MAX_CELLS or cells * pairs > MAX_CASES):
         counting = [variant.advantage if method == "grpo" else method] * of_batch + ["step-mean"] * of_steps
-        raise UserError(f"--groups {groups} of {group_size} are too many for {' and '.join(counting)}: ask for fewer")
+        what = " and ".join(counting) + f" on {instances} instances" * (instances > 1)
+        raise UserError(
+            f"--groups {groups} of {group_size} are too many for {what}: ask for fewer, they make {cells * pairs} "
+            f"combinations of counts, {cells} at once, of up to {MAX_CASES} and {MAX_CELLS}"
+        )
 
 
 class _Counts(NamedTuple):
@@ -104,24 +66,44 @@ class _Counts(NamedTuple):
     """Actions of the batch."""
 
 
-def batch_moments(law: Law, groups: int, group_size: int, variant: Variant, method: str = "grpo") -> Moments:
-    """The moments of the gradient of a batch, exactly.
+class _Ending(NamedTuple):
+    """What of an episode's end is told apart; its actions are not, where they are not counted over the batch."""
 
-    E[g] = N sum over (reward, length) of E[coefficient | reward, length] * scores, and E|g|^2 is the sum over an
-    episode with itself, with another of its group, and with one of another group.
+    reward: int
+    actions: int
+
+
+def batch_moments(laws: Sequence[Law], groups: int, group_size: int, variant: Variant, method: str = "grpo") -> Moments:
+    """The moments of the gradient of a batch, exactly; every group plays one of the laws' instances, all as likely.
+
+    E[g] = N * mean over instances of the sum over endings of E[coefficient | instance, ending] * scores, and E|g|^2 is
+    the sum over an episode with itself, with another of its group, and with one of another group.
 
     Raises:
       UserError: the batch is so large that the sums over its counts are.
     """
-    check_size(groups, group_size, variant, method)
+    steps, instances = laws[0].ends.shape[1] - 1, len(laws)
+    check_size(groups, group_size, variant, method, steps=steps, instances=instances)
     episodes = groups * group_size
     function = formula(variant.advantage, method)
-    of_batch = asks_for_batch(function)
-    of_steps = variant.aggregation == "step-mean"
-    marks = [(reward, length) for reward in range(REWARDS) for length in range(1, law.ends.shape[1])]
-    scores = np.stack([law.scores[mark].ravel() for mark in marks])
-    inner = scores @ scores.T
-    shares = SHARES[variant.aggregation][[length - 1 for _, length in marks]] / (1 if of_steps else episodes)
+    of_batch, of_steps = asks_for_batch(function), variant.aggregation == "step-mean"
+    share = np.append(0.0, shares(variant.aggregation, steps))  # no episode has length 0
+    if of_steps:
+        endings = [_Ending(reward, length) for reward in range(REWARDS) for length in range(1, steps + 1)]
+        scores = np.stack([law.scores[:, 1:].reshape(len(endings), -1) for law in laws])
+        squares = np.stack([law.squared_scores[:, 1:].ravel() for law in laws])
+    else:
+        share = share / episodes
+        endings = [_Ending(reward, 0) for reward in range(REWARDS)]
+        scores = np.stack([np.einsum("l,rlca->rca", share, law.scores).reshape(REWARDS, -1) for law in laws])
+        squares = np.stack([law.squared_scores @ share**2 for law in laws])
+    ends = [law.ends if of_steps else law.ends.sum(axis=1, keepdims=True) for law in laws]
+    group = np.mean([_power(one, group_size) for one in ends], axis=0)
+
+    def others(mates: list[tuple[int, int]]) -> tuple[np.ndarray, tuple[list[np.ndarray], np.ndarray, np.ndarray]]:
+        """The law of what counts beside the episodes at hand: with so many mates of theirs, on an instance each."""
+        strangers = group if of_batch else group.sum(axis=0, keepdims=True)
+        return _beside([_power(ends[i], count) for i, count in mates], _power(strangers, groups - len(mates)))
 
     def coefficient(reward: int, counts: _Counts) -> np.ndarray:
         def batch() -> tuple[np.ndarray, int]:
@@ -130,52 +112,57 @@ def batch_moments(law: Law, groups: int, group_size: int, variant: Variant, meth
         advantage = credited(function, float(reward), counts.group.astype(np.float64), group_size, batch)
         return advantage / counts.steps if of_steps else advantage
 
-    def with_one(power: int) -> np.ndarray:
-        chance, counts = _others(law, [group_size - 1], episodes - group_size, of_batch, of_steps)
-        return np.array([(chance * coefficient(m[0], _joined(counts, 0, [m], [m])) ** power).sum() for m in marks])
+    def with_one(instance: int) -> np.ndarray:
+        """E[coefficient] and E[coefficient^2] of an episode, [power, ending]."""
+        chance, counts = others([(instance, group_size - 1)])
+        values = [coefficient(one.reward, _joined(counts, 0, [one], [one])) for one in endings]
+        return np.array([[(chance * value**power).sum() for value in values] for power in (1, 2)])
 
-    def with_two(mates: list[int], strangers: int, where: tuple[int, int]) -> np.ndarray:
-        chance, counts = _others(law, mates, strangers, of_batch, of_steps)
-        found: dict[tuple[int, int, int], float] = {}  # lengths matter by their sum, or as shares
-        values = []
-        for one, other in itertools.product(marks, marks):
-            key = one[0], other[0], one[1] + other[1] if of_steps else 0
+    def with_two(mates: list[tuple[int, int]]) -> np.ndarray:
+        """E[coefficient * coefficient] of two episodes, of one group or of two, [ending, ending]."""
+        chance, counts = others(mates)
+        found: dict[tuple[int, int, int], float] = {}  # actions matter by their sum
+        for one, other in itertools.product(endings, endings):
+            key = one.reward, other.reward, one.actions + other.actions
             if key not in found:
                 both = [one, other]
+                where = (0, 0) if len(mates) == 1 else (0, 1)
                 first, second = (_joined(counts, g, both, both if where == (0, 0) else [both[g]]) for g in where)
-                found[key] = float((chance * coefficient(one[0], first) * coefficient(other[0], second)).sum())
-            values.append(found[key])
-        return np.array(values).reshape(len(marks), -1) * np.outer(shares, shares)
+                found[key] = float((chance * coefficient(one.reward, first) * coefficient(other.reward, second)).sum())
+        values = [found[one.reward, other.reward, one.actions + other.actions] for one in endings for other in endings]
+        return np.array(values).reshape(len(endings), -1)
 
-    weights = shares * with_one(1)
-    mean = episodes * weights @ scores
-    second = episodes * (shares**2 * with_one(2)) @ np.array([law.squared_scores[mark] for mark in marks])
-    same = with_two([group_size - 2], episodes - group_size, (0, 0))
-    second += episodes * (group_size - 1) * (same * inner).sum()
+    each = range(instances)
+    alone = [with_one(i) for i in each]
+    mean = episodes * np.mean([alone[i][0] @ scores[i] for i in each], axis=0)
+    second = episodes * np.mean([alone[i][1] @ squares[i] for i in each])
+    same = [(with_two([(i, group_size - 2)]) * (scores[i] @ scores[i].T)).sum() for i in each]
+    second += episodes * (group_size - 1) * np.mean(same)
     if groups > 1:
         if of_batch or of_steps:
-            apart = with_two([group_size - 1] * 2, episodes - 2 * group_size, (0, 1))
+            apart = sum(
+                (1 if i == j else 2)  # a pair of instances counts in both orders
+                * (with_two([(i, group_size - 1), (j, group_size - 1)]) * (scores[i] @ scores[j].T)).sum()
+                for i, j in itertools.combinations_with_replacement(each, 2)
+            )
+            second += episodes * (episodes - group_size) * apart / instances**2
         else:
-            apart = np.outer(weights, weights)
-        second += episodes * (episodes - group_size) * (apart * inner).sum()
-    return Moments(mean.reshape(law.probs.shape), float(second - mean @ mean))
+            second += (1.0 - 1.0 / groups) * (mean @ mean)
+    return Moments(mean.reshape(laws[0].probs.shape), float(second - mean @ mean))
 
 
 def _joined(
-    counts: tuple[list[np.ndarray], np.ndarray, np.ndarray],
-    group: int,
-    present: list[tuple[int, int]],
-    members: list[tuple[int, int]],
+    counts: tuple[list[np.ndarray], np.ndarray, np.ndarray], group: int, present: list[_Ending], members: list[_Ending]
 ) -> _Counts:
     """The counts with the named episodes added: all to the batch, and the members to the group."""
     by_group, strangers, steps = counts
-    own = by_group[group] + sum(reward for reward, _ in members)
-    batch = sum(by_group) + strangers + sum(reward for reward, _ in present)
-    return _Counts(own, batch, steps + sum(length for _, length in present))
+    own = by_group[group] + sum(one.reward for one in members)
+    batch = sum(by_group) + strangers + sum(one.reward for one in present)
+    return _Counts(own, batch, steps + sum(one.actions for one in present))
 
 
-def _others(
-    law: Law, mates: list[int], strangers: int, of_batch: bool, of_steps: bool
+def _beside(
+    mates: list[np.ndarray], strangers: np.ndarray
 ) -> tuple[np.ndarray, tuple[list[np.ndarray], np.ndarray, np.ndarray]]:
     """The law of what the other episodes count, on the axes [successes of each group's mates..., strangers', actions].
 
@@ -184,11 +171,8 @@ def _others(
     Returns:
       The probabilities, and the counts along the axes: by group of mates, of the strangers, and of all actions.
     """
-    one = law.ends if of_steps else law.ends.sum(axis=1, keepdims=True)
-    parts = [_sum_of(one, count) for count in mates]
-    parts.append(_sum_of(one if of_batch else one.sum(axis=0, keepdims=True), strangers))
-    joint = parts[0]
-    for part in parts[1:]:
+    joint = mates[0]
+    for part in [*mates[1:], strangers]:
         # Successes side by side, actions added up.
         wide = np.zeros((*joint.shape[:-1], part.shape[0], joint.shape[-1] + part.shape[-1] - 1))
         for steps in range(part.shape[-1]):
@@ -199,13 +183,15 @@ def _others(
     return joint, (axes[: len(mates)], axes[-2], axes[-1])
 
 
-def _sum_of(one: Float[np.ndarray, "reward length"], count: int) -> Float[np.ndarray, "successes actions"]:
-    """The law of the successes and the actions of so many episodes."""
+def _power(one: Float[np.ndarray, "successes actions"], count: int) -> Float[np.ndarray, "more_successes more_actions"]:
+    """The law of the successes and the actions of so many, each for itself."""
     total = np.ones((1, 1))
-    for _ in range(count):
+    for _ in range(count if one.size > 1 else 0):
         more = np.zeros((total.shape[0] + one.shape[0] - 1, total.shape[1] + one.shape[1] - 1))
-        for reward, length in np.argwhere(one > 0):
-            more[reward : reward + total.shape[0], length : length + total.shape[1]] += one[reward, length] * total
+        for successes, actions in np.argwhere(one > 0):
+            more[successes : successes + total.shape[0], actions : actions + total.shape[1]] += (
+                one[successes, actions] * total
+            )
         total = more
     return total
 
@@ -213,30 +199,43 @@ def _sum_of(one: Float[np.ndarray, "reward length"], count: int) -> Float[np.nda
 # The KL term
 
 
-def kl_moments(law: Law, reference: Float[np.ndarray, "context action"], kl: str, aggregation: str) -> Moments:
-    """The moments of the gradient of one episode's KL term; those of a batch are the mean, and 1 / N of the variance.
+def kl_moments(
+    laws: Sequence[Law], reference: Float[np.ndarray, "context action"], kl: str, aggregation: str, group_size: int = 1
+) -> Moments:
+    """The moments of the gradient of the KL term.
+
+    The mean of a batch is that of an episode. The variance is a batch's, times its episodes: the variance of an episode
+    given its instance, and `group_size` times that of its mean between instances.
 
     Args:
-      law: of the policy's episodes.
+      laws: of the policy's episodes, by instance.
       reference: log-probabilities of the reference policy.
       kl: "exact", "k1", "k2" or "k3".
       aggregation: "episode-mean" or "fixed-length".
+      group_size: episodes that play the same instance.
     """
-    shares = np.append(0.0, SHARES[aggregation])[: law.ends.shape[1]]  # no episode has length 0
+    found = [_kl_of_episode(law, reference, kl, aggregation) for law in laws]
+    mean = np.mean([one.mean for one in found], axis=0)
+    between = np.mean([((one.mean - mean) ** 2).sum() for one in found])
+    return Moments(mean, float(np.mean([one.variance for one in found]) + group_size * between))
+
+
+def _kl_of_episode(law: Law, reference: Float[np.ndarray, "context action"], kl: str, aggregation: str) -> Moments:
+    share = np.append(0.0, shares(aggregation, law.ends.shape[1] - 1))
     choices, probs = law.choices.sum(axis=0), law.probs
     gap = _log(probs) - reference
     if kl == "exact":
         each = probs * (gap - (probs * gap).sum(axis=1, keepdims=True))
         visits = choices.sum(axis=2)
-        mean = np.einsum("l,lc->c", shares, visits)[:, None] * each
-        second = np.einsum("l,lc,ca->", shares**2, visits, each**2)
+        mean = np.einsum("l,lc->c", share, visits)[:, None] * each
+        second = np.einsum("l,lc,ca->", share**2, visits, each**2)
     else:
         rarest = np.where(probs > 0, 1.0, np.nan)  # there, k3 weighs with reference / 0
         weight = {"k1": np.ones_like(gap), "k2": gap, "k3": (1.0 - np.exp(-gap)) * rarest}[kl]
-        weighted = np.einsum("l,lca->ca", shares, choices) * weight
+        weighted = np.einsum("l,lca->ca", share, choices) * weight
         mean = weighted - probs * weighted.sum(axis=1, keepdims=True)
         squares = 1.0 - 2.0 * probs + (probs**2).sum(axis=1, keepdims=True)
-        second = np.einsum("l,lca,ca->", shares**2, choices * weight, weight * squares)
+        second = np.einsum("l,lca,ca->", share**2, choices * weight, weight * squares)
     return Moments(mean, float(second - (mean**2).sum()))
 
 
@@ -246,19 +245,17 @@ def _log(probs: Float[np.ndarray, "context action"]) -> Float[np.ndarray, "conte
 
 
 def episode_kl_gradient(
-    probs: Float[np.ndarray, "24 6"], reference: Float[np.ndarray, "24 6"]
-) -> Float[np.ndarray, "24 6"]:
+    task: CompiledTask, probs: Float[np.ndarray, "context action"], reference: Float[np.ndarray, "context action"]
+) -> Float[np.ndarray, "context action"]:
     """The gradient, by the logits, of KL(policy || reference) between their distributions of whole episodes.
 
     That divergence is the expected sum of the steps' divergences, and its gradient has a part that the KL term of the
-    loss leaves out: an action also leads to states where the policies differ more, or less.
+    loss leaves out: an action also leads to contexts where the policies differ more, or less.
     """
-    gap = (_log(probs) - reference).reshape(MAX_STEPS, NUM_VARIANTS, NUM_ACTIONS)
-    by_step = probs.reshape(gap.shape)
-    ahead, costs = np.zeros(NUM_VARIANTS), []
-    for step in reversed(range(MAX_STEPS)):
-        costs.append(gap[step] + np.where(TABLES.ends[step], 0.0, ahead[TABLES.next_variant[step]]))
-        ahead = (by_step[step] * costs[-1]).sum(axis=1)
-    cost = np.stack(costs[::-1]).reshape(probs.shape)
-    reach = choices_by_outcome(probs, np.ones(MAX_STEPS)).sum(axis=(0, 2))
-    return reach[:, None] * probs * (cost - (probs * cost).sum(axis=1, keepdims=True))
+    gap, found, instances = _log(probs) - reference, stacked(task, "train"), len(task.splits["train"])
+
+    def gain(level: Level, step: Any) -> np.ndarray:
+        return gap[level.context[level.source], level.action][:, None]
+
+    cost = ahead(found, probs, reach(found, probs), gain, kinds=1)[1][0, :, :, 0] / instances
+    return cost - probs * cost.sum(axis=1, keepdims=True)

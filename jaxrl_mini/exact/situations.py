@@ -1,80 +1,21 @@
-"""Exact expectations of a table policy on any task, by dynamic programming over situations.
+"""Exact expectations of a table policy on any task, by dynamic programming over its situations.
 
-A situation is a node together with the instance that is played: where an episode is, as nobody but the task knows it.
-The policy sees its context, the verifier its instance.
+`by_instance` gives success and actions. `reach` and `ahead` are the two passes of everything that has a gradient: from
+the first step to the last, and back. They work on NumPy and on JAX arrays, in the precision of the probabilities.
 """
 
-from collections.abc import Iterator
-from functools import lru_cache
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
+from jaxrl_mini.machine.xla import scan
 from jaxrl_mini.policies.table import log_probs_of_logits
 from jaxrl_mini.tasks.compiled import ENDED, CompiledTask
+from jaxrl_mini.tasks.situations import Level, Situations, Stacked, situations
 from jaxrl_mini.types import AnyArray, Exact
-
-
-class Level(NamedTuple):
-    """The situations of a step, and the ways out of them: one for each action and draw of chance."""
-
-    instance: Int[np.ndarray, " situation"]
-    """Its place in the split."""
-    context: Int[np.ndarray, " situation"]
-    source: Int[np.ndarray, " way"]
-    """The situation that it leads out of."""
-    action: Int[np.ndarray, " way"]
-    chance: Float[np.ndarray, " way"]
-    target: Int[np.ndarray, " way"]
-    """A situation of the next step; `ENDED` where the episode is over."""
-    accepted: Float[np.ndarray, " way"]
-    """The probability that the verifier accepts what is handed in; 0 where nothing is."""
-
-
-class Situations(NamedTuple):
-    """Of one split of a task."""
-
-    start: Float[np.ndarray, " situation"]
-    """The probability of each situation of the first step, its instance being given."""
-    levels: list[Level]
-
-
-@lru_cache(maxsize=64)
-def situations(task: CompiledTask, split: str) -> Situations:
-    """All that an episode of a split can be in."""
-    members = np.array(task.splits[split])
-    place = np.full(len(task.instances), -1)
-    place[members] = np.arange(len(members))
-    starts = place[task.start_instance] >= 0
-    pairs, numbers = np.unique(
-        np.stack([task.start_node[starts], place[task.start_instance[starts]]]), axis=1, return_inverse=True
-    )
-    start = np.bincount(numbers.ravel(), task.start_chance[starts], pairs.shape[1])
-    accepted = np.concatenate([task.accepted[:, members], np.zeros((1, len(members)))])  # the last row: nothing
-    first, levels = np.searchsorted(task.node, np.arange(len(task.steps) + 1)), []
-    while pairs.shape[1]:
-        node, instance = pairs
-        count = first[node + 1] - first[node]
-        source = np.repeat(np.arange(len(node)), count)
-        way = np.arange(len(source)) - np.repeat(np.cumsum(count) - count, count) + first[node[source]]
-        after, ended = task.next_node[way], task.next_node[way] == ENDED
-        onward = np.stack([after, instance[source]])[:, ~ended]
-        pairs, numbers = np.unique(onward, axis=1, return_inverse=True)
-        target = np.full(len(source), ENDED)
-        target[~ended] = numbers.ravel()
-        levels.append(
-            Level(
-                instance=instance,
-                context=task.contexts[node],
-                source=source,
-                action=task.action[way],
-                chance=task.chance[way],
-                target=target,
-                accepted=np.where(ended, accepted[task.submission[way], instance[source]], 0.0),
-            )
-        )
-    return Situations(start, levels)
 
 
 def taken(
@@ -122,3 +63,91 @@ def exact(task: CompiledTask, log_probs: Float[AnyArray, "context action *run"],
 def exact_of_logits(task: CompiledTask, logits: Float[AnyArray, "context action *run"], split: str) -> Exact:
     """`exact` of a table policy."""
     return exact(task, log_probs_of_logits(logits), split)
+
+
+# Two passes over all steps
+
+
+Gain = Callable[[Level, Any], Float[AnyArray, "way kind *run"]]
+"""What an episode gains by leaving the situations of a step each way, in as many kinds as one likes; given the number
+of the step."""
+
+
+def reach(found: Stacked, probs: Float[AnyArray, "context action *run"]) -> Float[AnyArray, "step situation *run"]:
+    """The probability of being in each situation, its instance being given."""
+    xp = probs.__array_namespace__()
+    start = _wide(xp.asarray(found.start, dtype=probs.dtype), probs.ndim - 1)
+
+    def step(mass: AnyArray, level: Level) -> tuple[AnyArray, AnyArray]:
+        return added(mass[level.source] * _leaving(level, probs), level.target, len(mass)), mass
+
+    return scan(step, xp.broadcast_to(start, (*start.shape[:1], *probs.shape[2:])), found.levels)[1]
+
+
+def ahead(
+    found: Stacked,
+    probs: Float[AnyArray, "context action *run"],
+    mass: Float[AnyArray, "step situation *run"],
+    gain: Gain,
+    *,
+    kinds: int,
+    instances: int = 1,
+) -> tuple[Float[AnyArray, "situation kind *run"], Float[AnyArray, "instance context action kind *run"]]:
+    """What an episode gains from a situation on, in expectation, and from a choice on.
+
+    Entry [instance, context, action] of the latter is the expectation of what an episode gains there and later if it
+    takes the action there, and of 0 if it does not. It does so once at most, for it is in no context twice.
+
+    Args:
+      found: the situations.
+      probs: of the actions in every context.
+      mass: by `reach`.
+      gain: of each way.
+      kinds: of gains.
+      instances: that are told apart: all of them; or 1, and the sum is taken over them.
+
+    Returns:
+      The former for the situations of the first step, and the latter; each as if its instance were given.
+    """
+    xp, steps = probs.__array_namespace__(), len(found.levels.context)
+    contexts, actions, *run = probs.shape
+    views = contexts // steps
+
+    def step(value: AnyArray, here: tuple[Any, Level, AnyArray]) -> tuple[AnyArray, AnyArray]:
+        number, level, mass = here
+        on = xp.where(_wide(level.target == ENDED, value.ndim), 0.0, value[level.target])
+        on = on + gain(level, number)
+        choice = level.context[level.source] % views * actions + level.action
+        if instances > 1:
+            choice = choice + level.instance[level.source] * (views * actions)
+        leaving = _leaving(level, probs)
+        by_choice = added((mass[level.source] * leaving)[:, None] * on, choice, instances * views * actions)
+        return added(leaving[:, None] * on, level.source, len(value)), by_choice
+
+    nothing = xp.zeros((mass.shape[1], kinds, *run), dtype=probs.dtype)
+    value, by_choice = scan(step, nothing, (np.arange(steps), found.levels, mass), reverse=True)
+    by_choice = xp.moveaxis(by_choice.reshape(steps, instances, views, actions, kinds, *run), 1, 0)
+    return value, by_choice.reshape(instances, contexts, actions, kinds, *run)
+
+
+def _leaving(level: Level, probs: Float[AnyArray, "context action *run"]) -> Float[AnyArray, "way *run"]:
+    """The probability of leaving a situation each way, once there."""
+    flat = probs.reshape(-1, *probs.shape[2:])
+    choice = level.context[level.source] * probs.shape[1] + level.action
+    return flat[choice] * _wide(flat.__array_namespace__().asarray(level.chance, dtype=flat.dtype), flat.ndim)
+
+
+def _wide(array: AnyArray, ndim: int) -> AnyArray:
+    """With further axes of length 1."""
+    return array.reshape(*array.shape, *[1] * (ndim - array.ndim))
+
+
+def added(
+    values: Float[AnyArray, "row *rest"], places: Int[AnyArray, " row"], size: int
+) -> Float[AnyArray, "place *rest"]:
+    """The sums of the rows that go to each place; to `ENDED`, none does."""
+    if isinstance(values, np.ndarray):
+        kept, flat = places != ENDED, values.reshape(len(values), -1)
+        return summed(flat[kept], places[kept], size).reshape(size, *values.shape[1:])
+    sums = jnp.zeros((size, *values.shape[1:]), values.dtype)
+    return sums.at[jnp.where(places == ENDED, size, places)].add(values, mode="drop")

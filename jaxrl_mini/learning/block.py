@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 
 from jaxrl_mini.config import ARTICLE, BLOCK, OWN_ADVANTAGES, Config
 from jaxrl_mini.episodes import verifier
-from jaxrl_mini.episodes.grounds import grounds
+from jaxrl_mini.episodes.grounds import Grounds, grounds
 from jaxrl_mini.learning import evaluation, training
 from jaxrl_mini.learning.evaluation import Evaluations
 from jaxrl_mini.learning.training import CHUNK, Log, Sizes, State
@@ -47,7 +47,7 @@ class Block:
         device = device or hardware.default_device()
         self.seeds, self.settings, self.state, self.log = jax.device_put(data, device)
         self._reference = _reference(sizes.shape, device)
-        self._grounds = None if sizes.task is None else jax.device_put(grounds(sizes.task), device)
+        self._grounds = None if sizes.task is None else jax.device_put(_grounds(sizes), device)
         self._program = program(sizes, tuple(name for name in Settings._fields if name in settings), device)
         self.iteration = 0
 
@@ -115,6 +115,11 @@ def task_of(config: Config) -> CompiledTask | None:
     return None if config.task == ARTICLE else load_task(config.task)
 
 
+def _grounds(sizes: Sizes) -> Grounds:
+    assert sizes.task is not None
+    return grounds(sizes.task, expected=sizes.variant.exact_gradient)
+
+
 def settings_of(configs: Sequence[Config]) -> Columns:
     """The fields of `Settings` that runs of one program use, [run]."""
     columns = zip(*(Settings.of(config) for config in configs), strict=True)
@@ -145,7 +150,7 @@ def _compile(sizes: Sizes, used: tuple[str, ...], device: jax.Device) -> Callabl
     settings = Settings(**{name: np.zeros(BLOCK, np.float32) for name in used})
     verdicts: Any = np.zeros((CHUNK, sizes.groups, NUM_VARIANTS), bool)
     if sizes.task is not None:
-        verdicts = grounds(sizes.task)
+        verdicts = _grounds(sizes)
     reference = table.uniform_log_probs((BLOCK,), sizes.shape)
     data = (np.zeros(BLOCK, np.uint32), reference, settings, verdicts, np.int32(0), np.int32(0))
     kept = sizes.variant.advantage not in OWN_ADVANTAGES

@@ -311,7 +311,13 @@ def _iterate_any(
     )  # fmt: skip
     passed = play.grade(played, grounds.accepted, seeds, number, stream=stream)
     rewards = passed if reward == "verifier" else worrying(passed, seeds, number, reward=reward)
-    state, log = learn(state, played, rewards, reference, settings, sizes=sizes)
+    credit = None
+    if grounds.situations is not None:
+        credit = expected.expected_play_credit(
+            state.policy.probs, grounds.situations, instances=len(grounds.members), groups=sizes.groups,
+            group_size=sizes.group_size, method=sizes.method, variant=sizes.variant,
+        )  # fmt: skip
+    state, log = learn(state, played, rewards, reference, settings, sizes=sizes, credit=credit)
     return state, log._replace(passed=passed)
 
 

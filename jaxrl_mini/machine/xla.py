@@ -11,6 +11,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental.xla_metadata import set_xla_metadata
 from jaxtyping import Array, Int, Shaped
 
@@ -18,6 +19,7 @@ from jaxrl_mini.types import AnyArray
 
 P = ParamSpec("P")
 R = TypeVar("R")
+S = TypeVar("S")
 
 
 def stage(function: Callable[P, R], *, static_argnames: Sequence[str] = ()) -> Callable[P, R]:
@@ -109,3 +111,14 @@ def repeat(times: int, body: Callable[[Any, R], R], state: R) -> R:
         return index + 1, body(index, state)
 
     return jax.lax.while_loop(lambda counted: counted[0] < times, turn, (jnp.int32(0), state))[1]
+
+
+def scan(body: Callable[[R, Any], tuple[R, S]], state: R, rows: Any, *, reverse: bool = False) -> tuple[R, S]:
+    """`jax.lax.scan` over the rows of a pytree of arrays; where none of all these is JAX's, a plain loop."""
+    if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves((state, rows))):
+        return jax.lax.scan(body, state, rows, reverse=reverse)
+    left, numbers = [], range(len(jax.tree.leaves(rows)[0]))
+    for number in reversed(numbers) if reverse else numbers:
+        state, one = body(state, jax.tree.map(lambda leaf, number=number: leaf[number], rows))
+        left.append(one)
+    return state, jax.tree.map(lambda *leaves: np.stack(leaves), *(left[::-1] if reverse else left))

@@ -6,10 +6,10 @@ An action's share says how steps and episodes are averaged, in a batch of N epis
   GRPO, Shao et al. 2024 (arXiv 2402.03300), equation 3; verl's `seq-mean-token-mean`.
 - step-mean: 1 / (actions of the batch). Source: DAPO, Yu et al. 2025 (arXiv 2503.14476), which writes it over
   a group; verl's `token-mean` and TRL's `dapo` take it over the batch, as here.
-- fixed-length: 1 / (6 * N), where 6 is the longest episode. With the reward as advantage, less a baseline of the other
-  episodes or none, the expected gradient is that of the expected reward, by 6; with episode-mean and no baseline it is
-  that of the expectation of reward / length. Source: Dr. GRPO, Liu et al. 2025 (arXiv 2503.20783). TRL's `dr_grpo`
-  is the same; verl's `seq-mean-token-sum-norm` did not divide by N at first.
+- fixed-length: 1 / (L * N), where L is the longest episode's length, 6 in the article's task. With the reward as
+  advantage, less a baseline of the other episodes or none, the expected gradient is that of the expected reward, by L;
+  with episode-mean and no baseline it is that of the expectation of reward / length. Source: Dr. GRPO, Liu et al. 2025
+  (arXiv 2503.20783). TRL's `dr_grpo` is the same; verl's `seq-mean-token-sum-norm` did not divide by N at first.
 """
 
 import functools
@@ -30,13 +30,15 @@ from jaxrl_mini.objective.advantage import credited, formula
 from jaxrl_mini.tasks.repair import MAX_STEPS, NUM_ACTIONS, NUM_STATES, NUM_VARIANTS
 from jaxrl_mini.types import Advantages, Credit
 
-SHARES = {
-    "episode-mean": 1.0 / np.arange(1, MAX_STEPS + 1),
-    "step-mean": np.ones(MAX_STEPS),
-    "fixed-length": np.full(MAX_STEPS, 1.0 / MAX_STEPS),
-}
-"""The share of an action by the length of its episode, from 1 to 6, times the episodes of the batch; those of
-`step-mean` are up to its actions."""
+
+def shares(aggregation: str, steps: int) -> Float[np.ndarray, " length"]:
+    """The share of an action by the length of its episode, from 1 to so many steps, times the episodes of the batch.
+
+    Those of `step-mean` are up to its actions.
+    """
+    if aggregation == "episode-mean":
+        return 1.0 / np.arange(1, steps + 1)
+    return np.full(steps, 1.0 if aggregation == "step-mean" else 1.0 / steps)
 
 
 @partial(stage, static_argnames=("method", "advantage"))

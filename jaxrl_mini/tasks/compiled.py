@@ -184,6 +184,8 @@ def _check(task: Task, name: str) -> None:
             refuse("splits", f"a list or tuple of hashable instances for split {split!r}")
         if not 1 <= len(members) <= MAX_INSTANCES:
             refuse("splits", f"1 to {MAX_INSTANCES} instances in split {split!r}")
+        if len(set(members)) < len(members):
+            refuse("splits", f"each instance of split {split!r} once")
     for method in ("reset", "step", "verify"):
         if getattr(type(task), method, None) is getattr(Task, method):
             raise UserError(f"task {name} has no {method}: expected a method of that name (see jaxrl_mini.Task)")
