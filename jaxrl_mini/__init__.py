@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from jaxrl_mini.sweeps.dataset import Dataset
     from jaxrl_mini.sweeps.engine import run_sweep
     from jaxrl_mini.sweeps.grid import Grid
+    from jaxrl_mini.tasks.environment import TaskEnv as TaskEnv
     from jaxrl_mini.tasks.repair import ACTIONS, BinarySearchRepair
     from jaxrl_mini.tasks.specification import register
     from jaxrl_mini.tasks.task import Task
@@ -39,6 +40,7 @@ _HOMES = {
     "Grid": "sweeps.grid",
     "Result": "learning.result",
     "Task": "tasks.task",
+    "TaskEnv": "tasks.environment",
     "UserError": "config",
     "load_player": "runs.player",
     "register": "tasks.specification",
@@ -47,7 +49,7 @@ _HOMES = {
     "run_sweep": "sweeps.engine",
 }
 
-__all__ = [
+__all__ = [  # without `TaskEnv`, which needs an extra
     "ACTIONS",
     "BinarySearchRepair",
     "Config",
