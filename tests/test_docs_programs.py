@@ -1,6 +1,5 @@
 """The programs and patches that stand in the documentation run, and print what is said that they print."""
 
-import os
 import re
 import subprocess
 import sys
@@ -23,10 +22,9 @@ def section_blocks() -> dict[str, list[tuple[str, str, str]]]:
 
 
 @pytest.mark.parametrize("section", section_blocks())
-def test_what_the_page_on_extending_shows_works(section, tmp_path):
+def test_what_the_page_on_extending_shows_works(section, tmp_path, quick_process):
     """Programs are saved and run, commands run, one after the other."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    environment["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # compiles faster; the programs say nothing of the last digit
+    environment = {**quick_process, "PYTHONPATH": str(ROOT)}
     blocks = section_blocks()[section]
     assert {language for language, *_ in blocks} <= {"python", ""} and blocks[-1][0] == "python"
     for language, name, text in blocks:
