@@ -24,7 +24,7 @@ test: $(VENV)/test.stamp lint
 # These and all that takes long or needs more: Ray, PyTorch, Gymnasium, trackers, a browser. A test that is skipped fails.
 test-all: $(VENV)/test-all.stamp lint
 	@which chromium chromium-browser google-chrome | grep -q . || { echo "No Chromium: apt-get install chromium"; exit 1; }
-	$(BIN)/python -m pytest -n auto --dist loadfile --no-skips
+	HOSTILE_EXAMPLES=2000 $(BIN)/python -m pytest -n auto --dist loadfile --no-skips
 
 lint: $(VENV)/test.stamp
 	$(BIN)/ruff check .
