@@ -40,6 +40,24 @@ jax.config.update("jax_debug_key_reuse", True)
 runtime._git_state = lru_cache(runtime._git_state)  # a process that is this large takes long to start another
 
 
+SLOWEST = (
+    "hostile",
+    "language_training",
+    "environment",
+    "language",
+    "sweep_command",
+    "docs_programs",
+    "any_task",
+    "report",
+)
+"""Files that should not be begun last, while other processes have nothing left to do."""
+
+
+def pytest_collection_modifyitems(items):
+    first = {f"test_{name}": number for number, name in enumerate(SLOWEST)}
+    items.sort(key=lambda item: first.get(item.path.stem, len(first)))
+
+
 def pytest_addoption(parser):
     parser.addoption("--no-skips", action="store_true", help="what is skipped fails, and says why it was")
 
