@@ -19,12 +19,12 @@ train-lm: $(VENV)/train.stamp
 	$(BIN)/python -m jaxrl_mini.train --backend hf --model runs/tiny-gpt2 --lr 1e-3 --iterations 80
 
 test: $(VENV)/test.stamp lint
-	$(BIN)/python -m pytest -n auto --dist loadfile -m "not full"
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not full"
 
 # These and all that takes long or needs more: Ray, PyTorch, Gymnasium, trackers, a browser. A test that is skipped fails.
 test-all: $(VENV)/test-all.stamp lint
 	@which chromium chromium-browser google-chrome | grep -q . || { echo "No Chromium: apt-get install chromium"; exit 1; }
-	$(BIN)/python -m pytest -n auto --dist loadfile --no-skips
+	HOSTILE_EXAMPLES=2000 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --no-skips
 
 lint: $(VENV)/test.stamp
 	$(BIN)/ruff check .

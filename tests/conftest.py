@@ -1,25 +1,34 @@
 """What several test files share: the command lines in this process, and one finished run per method."""
 
 import os
+import shutil
 import signal
-import tempfile
+from collections.abc import Mapping
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
-# Set before jax is imported: the commands keep what they compile; tests should not fill the user's cache folder.
+# What one process compiled, the others read, those of the next time too; the user's cache folder is left alone. Set
+# before jax is imported.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-    _cache = tempfile.TemporaryDirectory(prefix="jaxrl_mini-tests-")
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = _cache.name
+    _cache = Path(__file__).parents[1] / ".pytest_cache/d/compiled"
+    if _cache.is_dir() and sum(path.lstat().st_size for path in _cache.iterdir()) > 2**30:
+        shutil.rmtree(_cache)
+    _cache.mkdir(parents=True, exist_ok=True)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(_cache)
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 import jax
 import jaxtyping
 import numpy as np
 import pytest
+from jax._src import compiler
 
 from jaxrl_mini import replay, tiny_model, train
 from jaxrl_mini.config import Config
 from jaxrl_mini.learning import block, loop, result
-from jaxrl_mini.machine import commandline, files, jax_settings, signals
+from jaxrl_mini.machine import commandline, files, jax_settings, runtime, signals
 from jaxrl_mini.runs import recording
 
 # What starts the tests in the background may have had these ignored, and so they would be by all that tests start.
@@ -27,7 +36,26 @@ for _number in {*signals.NUMBERS} - {*signals.not_ignored()}:
     signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
 
 jax.config.update("jax_debug_key_reuse", True)
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # what one process compiled, the others read
+
+runtime._git_state = lru_cache(runtime._git_state)  # a process that is this large takes long to start another
+
+
+SLOWEST = (
+    "hostile",
+    "language_training",
+    "environment",
+    "language",
+    "sweep_command",
+    "docs_programs",
+    "any_task",
+    "report",
+)
+"""Files that should not be begun last, while other processes have nothing left to do."""
+
+
+def pytest_collection_modifyitems(items):
+    first = {f"test_{name}": number for number, name in enumerate(SLOWEST)}
+    items.sort(key=lambda item: first.get(item.path.stem, len(first)))
 
 
 def pytest_addoption(parser):
@@ -92,11 +120,11 @@ def replay_command(command):
 
 @pytest.fixture(scope="session")
 def devices():
-    """The environment of a process to which the processor is so many devices."""
+    """The environment of a process to which the processor is so many devices, made of another."""
 
-    def environment(count: int) -> dict[str, str]:
-        flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={count}"
-        return {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    def environment(count: int, other: Mapping[str, str] = os.environ) -> dict[str, str]:
+        flags = f"{other.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={count}"
+        return {**other, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
 
     return environment
 
@@ -115,20 +143,32 @@ def tiny_folder(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def quick_process() -> dict[str, str]:
+    """The environment of a process that compiles in less than half the time, where the last digit does not matter."""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false"
+    return {**os.environ, "XLA_FLAGS": flags, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # the latter for the library alone
+
+
+def _quick_options(options, *arguments, env_options_overrides=None, **named):
+    overrides = {**(env_options_overrides or {}), "xla_cpu_use_fusion_emitters": False}
+    return options(*arguments, env_options_overrides=overrides, **named)
+
+
 @pytest.fixture(scope="module")
 def quick_to_compile():
-    """Compiles a file's programs in half the time, for tests that say nothing of the last digit.
+    """Compiles a file's programs in a quarter of the time, for tests that say nothing of the last digit.
 
     Nothing compiled so is left to other files, whose runs are compared to the bit.
     """
-    compiled = block._compile.cache_info().misses
     jax.config.update("jax_disable_most_optimizations", True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jax_settings, "OF_PROCESSES", {})  # commands would undo it
+        patch.setattr(compiler, "get_compile_options", partial(_quick_options, compiler.get_compile_options))
         yield
     jax.config.update("jax_disable_most_optimizations", False)
     jax.clear_caches()
-    assert block._compile.cache_info().misses == compiled, "a table policy's program is kept beyond this file"
+    block._compile.cache_clear()
 
 
 @pytest.fixture(scope="session")

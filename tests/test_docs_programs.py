@@ -1,6 +1,5 @@
 """The programs and patches that stand in the documentation run, and print what is said that they print."""
 
-import os
 import re
 import subprocess
 import sys
@@ -29,10 +28,9 @@ SECTIONS = [
 
 
 @pytest.mark.parametrize("page, section", SECTIONS)
-def test_what_a_section_shows_works(page, section, tmp_path):
+def test_what_a_section_shows_works(page, section, tmp_path, quick_process):
     """Programs are saved and run, commands run, one after the other; lines that are shown are among those printed."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    environment["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # compiles faster; the programs say nothing of the last digit
+    environment = {**quick_process, "PYTHONPATH": str(ROOT)}
     blocks, printed = section_blocks(page)[section], ""
     assert {language for language, *_ in blocks} <= {"python", "text", ""} and blocks[-1][0] in ("python", "text")
     for language, name, text in blocks:

@@ -28,9 +28,10 @@ from jaxrl_mini.runs import player, replaying
 from jaxrl_mini.sweeps import engine, statistics
 
 EXAMPLES, FIRST = (
-    int(os.environ.get(name, default)) for name, default in (("HOSTILE_EXAMPLES", 2000), ("HOSTILE_FIRST", 0))
+    int(os.environ.get(name, default)) for name, default in (("HOSTILE_EXAMPLES", 800), ("HOSTILE_FIRST", 0))
 )
-"""Cases of each test, and the first of their seeds; `python -m benchmarks.hostile` asks for more and others."""
+"""Cases of each test, and the first of their seeds; `make test-all` asks for more, `python -m benchmarks.hostile` for
+others."""
 
 
 def cases(share: int = 1) -> Iterator[random.Random]:

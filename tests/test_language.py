@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from jaxrl_mini.exact.expectations import expectations
 from jaxrl_mini.learning import language_training
 from jaxrl_mini.policies import language, score_candidates
 from jaxrl_mini.policies.language import draw, load_policy
+from jaxrl_mini.policies.pretrained import load_checkpoint
 from jaxrl_mini.policies.prompts import CANDIDATES, PromptError, token_tree, tokenize_task
 from jaxrl_mini.tasks.histories import enumerate_histories
 from jaxrl_mini.tasks.repair import ACTIONS, MAX_STEPS
@@ -28,9 +29,12 @@ EPISODES, AT_ONCE = 4, 32
 """That are scored, and played, in one call: everywhere as many, so that a policy's programs are compiled once."""
 
 
+load = cache(load_policy)
+
+
 @pytest.fixture(scope="module", params=["tiny-gpt2-word", "tiny-gpt2-bpe"])
 def loaded(request, golden):
-    return load_policy(golden / request.param)
+    return load(golden / request.param)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +59,7 @@ def test_candidates_score_as_in_an_independent_implementation(golden, name):
 
 @pytest.mark.parametrize("name", ["tiny-gpt2-word", "tiny-gpt2-bpe"])
 def test_token_ids_are_the_independent_implementations(golden, name):
-    _, checkpoint = load_policy(golden / name)
+    checkpoint = load_checkpoint(golden / name)
     for case in json.loads((golden / name / "expected.json").read_text())["cases"]:
         assert checkpoint.encode([case["prompt"]]) == [case["prompt_ids"]]
         ids = checkpoint.encode(CANDIDATES)
@@ -78,7 +82,7 @@ def test_packed_episodes_score_like_every_prompt_and_candidate_in_a_row_of_its_o
 
 
 def test_gradients_of_packed_episodes_are_the_plain_ways(golden):
-    policy, checkpoint = load_policy(golden / "tiny-gpt2-bpe")  # actions of several tokens, a tree with branches
+    policy, checkpoint = load(golden / "tiny-gpt2-bpe")  # actions of several tokens, a tree with branches
     actions = episodes(1, count=2)
     places, prompts = live_prompts(actions)
     weights = np.random.default_rng(2).normal(size=(len(prompts), 6))
@@ -182,7 +186,7 @@ def test_exact_success_lies_in_the_interval_of_a_sampled_estimate(word):
 
 
 def test_text_that_looks_like_a_special_token_is_not_one(golden):
-    _, checkpoint = load_policy(golden / "tiny-gpt2-bpe")
+    checkpoint = load_checkpoint(golden / "tiny-gpt2-bpe")
     (ids,) = checkpoint.encode(["read <|endoftext|>"])
     assert checkpoint.end_of_text not in ids
 
@@ -253,7 +257,7 @@ def test_prompts_of_any_number_and_length_score_alike(golden, monkeypatch):
 
 
 def test_bfloat16_computes_close_to_float32(golden):
-    policy, checkpoint = load_policy(golden / "tiny-gpt2-word")
+    policy, checkpoint = load(golden / "tiny-gpt2-word")
     half, _ = load_policy(golden / "tiny-gpt2-word", jnp.bfloat16)
     actions = episodes(6)
     full, rounded = (language_training.log_probs(p, checkpoint.params, actions) for p in (policy, half))

@@ -13,6 +13,8 @@ from jaxrl_mini.machine import files
 from jaxrl_mini.machine.placement import make_mesh
 from jaxrl_mini.runs import recording, records, replaying
 
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
 FIGURES = ("loss", "mean_kl", "entropy", "gradient_norm", "train_success_rate")
 
 ON_EIGHT = """
@@ -47,13 +49,14 @@ def settings(folder, **changes):
 
 
 @pytest.fixture(scope="module")
-def alone(tiny_folder):
+def alone(tiny_folder, quick_to_compile):
     return loop.run(Config(**settings(tiny_folder)))
 
 
-def test_eight_devices_learn_what_one_learns(tiny_folder, alone, devices):
+def test_eight_devices_learn_what_one_learns(tiny_folder, alone, devices, quick_process):
     command = [sys.executable, "-c", ON_EIGHT, str(tiny_folder)]
-    shown = subprocess.run(command, env=devices(8), check=True, capture_output=True, text=True)
+    environment = devices(8, quick_process)
+    shown = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
     eight = json.loads(shown.stdout.splitlines()[-1])
     for number, row in enumerate(eight["history"]):
         for name in FIGURES:

@@ -162,12 +162,12 @@ def test_a_recording_goes_to_the_record_of_its_run(report_command, files, record
 
 
 def test_a_recording_of_a_language_model_goes_to_its_record_and_shows_its_episodes(command, tiny_folder, tmp_path):
-    flags = ["--backend", "hf", "--model", tiny_folder, "--lr", 1e-3, *SMALL, "--output", "lm.json"]
+    flags = ["--backend", "hf", "--model", tiny_folder, "--iterations", 3, "--eval-episodes", 8, "--output", "lm.json"]
     assert command(train, *flags, "--trajectories", "lm.npz").code == 0
     outcome = command(report, "lm.json", "lm.npz")
     assert (outcome.code, outcome.err) == (0, [])
     words = Elements(Path("report.html").read_text()).words()
-    assert "lm.json: iteration 0, the first" in words and "Of the 8 episodes of iteration 2," in words
+    assert "lm.json: iteration 0, the first" in words and "Of the 32 episodes of iteration 2," in words
     assert "Percent of each action" not in words
 
 

@@ -89,12 +89,11 @@ def test_threads_of_a_new_process_read_a_language_model(tmp_path, tiny_folder):
     assert out.split() == ["read"] * 4
 
 
-def test_a_new_process_sweeps_a_language_model(tmp_path, tiny_folder):
+def test_a_new_process_sweeps_a_language_model(tmp_path, tiny_folder, quick_process):
     words = ["--backend", "hf", "--model", str(tiny_folder), "--lr", "1e-3", "--iterations", "1", "--seeds", "2"]
     words += ["--groups", "1", "--group-size", "2", "--eval-episodes", "1", "--output", "out"]
-    run = start(
-        tmp_path, "-W", "ignore", "-m", "jaxrl_mini.sweep", *words, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    run = start(tmp_path, "-W", "ignore", "-m", "jaxrl_mini.sweep", *words, environment=quick_process, **pipes)
     out, said = run.communicate()
     assert run.returncode == 0, said
     assert json.loads(out) == {"runs": 2, "parts": 2, "output": "out"}

@@ -142,7 +142,7 @@ def test_one_core_and_two_devices_give_the_same_files(sweep_command, devices, tm
     assert parts("here") == parts("there")
 
 
-LONG = ["--seeds", "8000", "--iterations", "20", "--eval-episodes", "8", "--history-every", "20"]
+LONG = ["--seeds", "4000", "--iterations", "20", "--eval-episodes", "8", "--history-every", "20"]
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +169,7 @@ def stored_part(grid, number, **_):
     return trained[number]
 
 table_part.train_part = stored_part
-for kill in range(20):
+for kill in range(int(sys.argv.pop(2))):
     before, child = found(), os.fork()  # jax is imported, but not started
     if not child:
         sweep.main(sys.argv[2:])
@@ -182,20 +182,22 @@ for kill in range(20):
 """
 
 
-def test_a_sweep_killed_at_twenty_random_moments_loses_nothing(tmp_path):
+@pytest.mark.parametrize("kills", [8, pytest.param(20, marks=pytest.mark.full)])
+def test_a_sweep_killed_at_random_moments_loses_nothing(tmp_path, kills):
     """Kills fall between and into the writing of parts, each after a new file; what is trained is stored beforehand."""
-    arguments = ["--seeds", "9600", "--iterations", "2", "--groups", "1", "--group-size", "2", "--eval-episodes", "2"]
+    seeds = 480 * kills
+    arguments = ["--seeds", seeds, "--iterations", 2, "--groups", 1, "--group-size", 2, "--eval-episodes", 2]
     path, stored = tmp_path / "out", tmp_path / "trained"
-    grid = Grid.product(range(9600), iterations=2, groups=1, group_size=2, eval_episodes=2)
+    grid = Grid.product(range(seeds), iterations=2, groups=1, group_size=2, eval_episodes=2)
     stored.write_bytes(pickle.dumps([table_part.train_part(grid, number) for number in range(grid.parts)]))
-    command = [sys.executable, "-W", "ignore", "-c", KILLED, str(stored), *arguments, "--output", str(path)]
-    killing = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-W", "ignore", "-c", KILLED, stored, kills, *arguments, "--output", path]
+    killing = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
     outcomes = [line.split()[1:] for line in killing.stdout.splitlines() if line.startswith("killed")]
     assert killing.returncode == 0 and "damaged" not in killing.stderr, killing.stderr
-    assert len(outcomes) == 20 and all(dead == "True" and int(new) > 0 for dead, new in outcomes), outcomes
+    assert len(outcomes) == kills and all(dead == "True" and int(new) > 0 for dead, new in outcomes), outcomes
     found = parts(path)
     for output in (path, tmp_path / "uninterrupted"):
-        process = start(*arguments, "--output", str(output))
+        process = start(*map(str, arguments), "--output", str(output))
         _, errors = process.communicate()
         assert process.returncode == 0 and "damaged" not in errors, errors
     whole = parts(tmp_path / "uninterrupted")
@@ -214,10 +216,12 @@ def test_an_interrupted_sweep_ends_soon_keeps_its_parts_and_says_how_to_go_on(un
     _, errors = process.communicate()
     assert time.monotonic() - sent < 2.5 and process.returncode == 128 + number
     assert errors.splitlines()[-1].startswith("interrupted: ") and "the same command goes on" in errors
-    assert 0 < len(parts(path)) < len(uninterrupted)
-    process = start(*LONG, "--output", str(path))
-    process.communicate()
-    assert process.returncode == 0 and parts(path) == uninterrupted
+    found = parts(path)
+    assert 0 < len(found) < len(uninterrupted) and found.items() < uninterrupted.items()
+    if number == signal.SIGTERM:
+        process = start(*LONG, "--output", str(path))
+        process.communicate()
+        assert process.returncode == 0 and parts(path) == uninterrupted
 
 
 def test_two_sweeps_into_one_folder_end_with_one_of_each_part(uninterrupted, tmp_path):

@@ -6,6 +6,7 @@ import platform
 import re
 import subprocess
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,7 @@ def _environment() -> dict[str, str]:
     return variables | odd
 
 
+@cache
 def _version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)

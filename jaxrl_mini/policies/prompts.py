@@ -8,6 +8,7 @@ for every prompt the task can make.
 """
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -122,6 +123,7 @@ def opening_text() -> str:
     return HEADER + BinarySearchRepair().reset() + CUE
 
 
+@cache
 def segment_text(step: int, variant: int, action: int) -> str:
     """What an action appends to the prompt when it is taken at `step` (from 0) on the artifact `variant`."""
     task = BinarySearchRepair()
