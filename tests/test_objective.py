@@ -291,7 +291,7 @@ def test_kl_is_exact_and_so_is_its_gradient():
     np.testing.assert_allclose(gradient, p * (log_p - batch.reference - each), atol=1e-12)
 
 
-def test_a_batch_of_equal_groups_has_loss_beta_times_kl_and_still_moves():
+def test_the_kl_is_added_to_the_loss_which_of_a_batch_of_equal_groups_is_beta_times_kl():
     batch = random_batch(8)
     batch.rewards = np.repeat([[1.0], [0.0], [1.0]], 5, axis=1).astype(np.float32)
     log_probs = oracle.log_softmax(batch.logits)

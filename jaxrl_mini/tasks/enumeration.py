@@ -1,4 +1,4 @@
-"""A task becomes tables: every state and every draw of chance, found by playing copies of the task.
+"""Every state of a task and every draw of chance, found by playing copies of it; `compiled` makes tables of them.
 
 Breadth-first over states, of all instances. Every step is made twice, from copies; where a state was reached in two
 ways, from one copy of each. So what is no function of state, action and chance is found, and refused in one line.

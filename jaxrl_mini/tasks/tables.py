@@ -1,4 +1,4 @@
-"""The task's transitions as arrays, compiled from the Python class by enumeration."""
+"""The article's task alone as arrays, for the programs that are made for it; any task becomes tables in `compiled`."""
 
 from copy import copy
 from typing import NamedTuple
