@@ -47,6 +47,7 @@ def main(arguments: list[str]) -> None:
         "--figures", type=commandline.output, metavar="DIR", help="also write the curves there as PNG files"
     )
     parser.add_argument("--overwrite", action="store_true", help="replace files that no report wrote")
+    commandline.add_task_flag(parser, "recording")
     flags = parser.parse_args(arguments)
     commandline.quieten("matplotlib")
     try:
@@ -55,7 +56,7 @@ def main(arguments: list[str]) -> None:
     except ModuleNotFoundError as error:
         raise UserError(f"a report needs {error.name}: pip install '.[report]' in the source folder") from error
 
-    found = sources.read(flags.sources)
+    found = sources.read(flags.sources, flags.task)
     folder = Path(flags.figures or ".")
     every = {name: [one for source in found for one in source.curves if name in one.lines] for name in figures.METRICS}
     drawn = {} if flags.figures is None else {name: curves for name, curves in every.items() if curves}
@@ -79,7 +80,7 @@ def main(arguments: list[str]) -> None:
 
 def _flags(flags: argparse.Namespace) -> list[str]:
     """The words of the command line after its sources, but for `--overwrite`."""
-    given = (("--output", flags.output), ("--figures", flags.figures))
+    given = (("--output", flags.output), ("--figures", flags.figures), *(("--task", one) for one in flags.task))
     return [word for flag, name in given if name is not None for word in commandline.file_flag(flag, name)]
 
 

@@ -32,7 +32,7 @@ def snapshot(weight):
 def source(loss):
     record = records.build(loop.run(CONFIG))
     record["history"][0]["loss"] = loss
-    return Source("r.json", [figures.curves_of_record(record, "r.json")], CONFIG)
+    return Source("r.json", [figures.curves_of_record(record, "r.json")], ("binary-search-repair",), CONFIG)
 
 
 PAIRS = {

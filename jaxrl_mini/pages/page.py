@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import itertools
 import json
 import shlex
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
+from jaxrl_mini.config import ARTICLE
 from jaxrl_mini.exact import flow
 from jaxrl_mini.exact.flow import LAYOUT, MOVES, SCALE
 from jaxrl_mini.machine import commandline
@@ -22,6 +24,7 @@ from jaxrl_mini.pages import figures
 from jaxrl_mini.pages.figures import METRICS, SOFTWARE, Curves
 from jaxrl_mini.pages.sources import Source
 from jaxrl_mini.runs.recording import Recording
+from jaxrl_mini.tasks.compiled import CompiledTask
 from jaxrl_mini.tasks.repair import (
     ACTIONS,
     EXTRA_TARGETS,
@@ -35,6 +38,7 @@ from jaxrl_mini.tasks.repair import (
     binary_search,
     public_test_passes,
 )  # fmt: skip
+from jaxrl_mini.tasks.retelling import retold
 
 MOST_FRAMES = 600
 """Policies in a page, over all of its runs: about 600 bytes each."""
@@ -77,7 +81,7 @@ def render(sources: list[Source], more: Sequence[str] = ()) -> str:
     environment.filters |= {
         "percent": percent, "number": number, "percents": percents, "numbers": numbers,
         "count": commandline.counted, "capitalize_first": lambda text: text[:1].upper() + text[1:],
-        "level": lambda thousandths: (thousandths + 50) // 100,
+        "product": itertools.product, "level": lambda thousandths: (thousandths + 50) // 100,
     }  # fmt: skip
     unrecorded = [
         source for source in sources
@@ -87,11 +91,12 @@ def render(sources: list[Source], more: Sequence[str] = ()) -> str:
     drawn = [one for source in sources for one in source.curves[:MOST_SETTINGS]]
     with_lines = [one for one in drawn if one.lines]
     recordings = [(source, source.recording) for source in sources if source.recording is not None]
+    tasks = list(dict.fromkeys(task for source in sources for task in source.tasks))
     most = max(2, MOST_FRAMES // max(1, len(recordings)))
     recorded = [
         {
             "source": source, "batches": [describe_batch(recording, at) for at in (0, recording.config.iterations - 1)],
-            "policy": _policy(recording, i, most) if "logits" in recording.arrays else None,
+            "policy": _policy(recording, i, most) if "logits" in recording.arrays and recording.task is None else None,
         }
         for i, (source, recording) in enumerate(recordings)
     ]  # fmt: skip
@@ -105,7 +110,7 @@ def render(sources: list[Source], more: Sequence[str] = ()) -> str:
         recorded=recorded, policies=[one for one in recorded if one["policy"]],
         unrecorded=unrecorded, recording_command=_recording_command, report_command=_report_command(sources, [], more),
         complete_command=_report_command(sources, [_recording_name(source.name) for source in unrecorded], more),
-        artifacts=artifacts(),
+        artifacts=artifacts() if ARTICLE in tasks else [], others=[task for task in tasks if task != ARTICLE],
         actions=ACTIONS, most_settings=MOST_SETTINGS,
     )  # fmt: skip
 
@@ -293,7 +298,10 @@ def _diagram(starts: dict[str, int]) -> dict[str, Any]:
 def describe_batch(recording: Recording, iteration: int) -> dict[str, Any]:
     """A batch's counts, and the first episode of its first groups, step by step."""
     actions, rewards = recording.arrays["actions"][iteration], recording.arrays["rewards"][iteration]
-    played = [play(row) for row in actions.reshape(-1, MAX_STEPS)]
+    if recording.task is None:
+        played = [play(row) for row in actions.reshape(-1, MAX_STEPS)]
+    else:
+        played = _retold(recording, recording.task, iteration)
     submitted = [one for one in played if one["submitted"]]
     shown = range(0, min(EPISODES, len(actions)) * actions.shape[1], actions.shape[1])
     return {
@@ -302,8 +310,25 @@ def describe_batch(recording: Recording, iteration: int) -> dict[str, Any]:
         "submitted": len(submitted),
         "public": sum(one["public"] for one in submitted),
         "private": sum(one["private"] for one in submitted),
+        "task": recording.config.task,
         "shown": [{**played[i], "reward": int(rewards.flat[i])} for i in shown],
     }
+
+
+def _retold(recording: Recording, task: CompiledTask, iteration: int) -> list[dict[str, Any]]:
+    """The same of the first episode of each group of any task; of the others, only whether they handed something in."""
+    contexts, actions = (one[iteration] for one in recording.places)
+    submissions, found = recording.arrays["submissions"][iteration], list[dict[str, Any]]()
+    for group, episode in np.ndindex(submissions.shape):
+        submitted = int(submissions[group, episode])
+        found.append({"submitted": submitted > 0, "public": False, "private": False, "lines": ()})
+        if episode == 0 and group < EPISODES:
+            taken = actions[group, episode][actions[group, episode] >= 0].tolist()
+            instance = int(recording.arrays["instances"][iteration, group])
+            first, *after = retold(task, instance, contexts[group, episode].tolist(), taken, submitted)
+            found[-1] |= {"first": first, "steps": [*zip([task.actions[one] for one in taken], after, strict=True)]}
+            found[-1]["instance"] = task.instances[instance] if len(task.splits["train"]) > 1 else None
+    return found
 
 
 def play(actions: np.ndarray) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import json
 import zipfile
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from jaxrl_mini.runs.recording import Recording
 from jaxrl_mini.sweeps.grid import sweep_command
 from jaxrl_mini.types import ByContent
 
-SAME = ("backend", "method", "iterations", "groups", "group_size", "epochs", "clip", "beta")
+SAME = ("task", "backend", "method", "iterations", "groups", "group_size", "epochs", "clip", "beta")
 """The settings, beside the learning rate, that a recording has in common with the record of its run."""
 
 
@@ -28,6 +29,7 @@ class Source(ByContent):
 
     name: str
     curves: list[Curves]
+    tasks: tuple[str, ...]
     config: Config | None = None
     record: dict[str, Any] = field(default_factory=dict)
     recording: Recording | None = None
@@ -39,8 +41,12 @@ class Source(ByContent):
     settings: list[tuple[str, str]] = field(default_factory=list)
 
 
-def read(paths: list[str]) -> list[Source]:
+def read(paths: list[str], tasks: Collection[str] = ()) -> list[Source]:
     """Reads records, sweep folders and recordings; each recording goes to the record of its run.
+
+    Args:
+      paths: the files and folders.
+      tasks: of a user's own, those that may be imported, for recordings.
 
     Raises:
       UserError: something cannot be read, or a recording is of none of the records.
@@ -50,7 +56,7 @@ def read(paths: list[str]) -> list[Source]:
         kinds[not Path(path).is_dir() and _is_zip(path)].append(path)
     found = [_read_sweep(path) if Path(path).is_dir() else _read_record(path) for path in kinds[False]]
     for path in kinds[True]:
-        _attach(path, found)
+        _attach(path, found, tasks)
     if not found:
         raise UserError(f"{paths[0]} is a recording: name the record of its run too")
     return found
@@ -73,7 +79,8 @@ def _read_record(path: str) -> Source:
     for when in ("before", "after"):
         _check_evaluation(record[when], path)
     return Source(
-        path, [curves], config, record, command=commandline.train_command(config, *file_flag("--output", path)),
+        path, [curves], (config.task,), config, record,
+        command=commandline.train_command(config, *file_flag("--output", path)),
         settings=_named(config.to_dict()), runtime=_flat({**_mapping(record, "runtime"), **_mapping(record, "timing")}),
     )  # fmt: skip
 
@@ -118,7 +125,8 @@ def _read_sweep(path: str) -> Source:
     }  # fmt: skip
     about = json.loads(files.read(Path(path) / "sweep.json"))
     return Source(
-        path, curves, summary=summary, command=sweep_command(grid, *file_flag("--output", path)),
+        path, curves, tuple(dict.fromkeys(one.task for one in grid.settings)), summary=summary,
+        command=sweep_command(grid, *file_flag("--output", path)),
         settings=_named(common), runtime=_flat(_mapping(about, "runtime")),
     )  # fmt: skip
 
@@ -142,11 +150,11 @@ def _flat(values: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def _attach(path: str, sources: list[Source]) -> None:
+def _attach(path: str, sources: list[Source], tasks: Collection[str]) -> None:
     """Gives a recording to the record with the same settings and losses."""
     from jaxrl_mini.runs import recording
 
-    loaded = recording.read(path)
+    loaded = recording.read(path, tasks)
     for source in sources:
         if source.config is not None and source.recording is None:
             losses = np.array([row["loss"] for row in source.record["history"]], np.float64)
