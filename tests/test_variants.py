@@ -27,6 +27,8 @@ from jaxrl_mini.sweeps import table_part, tables
 from jaxrl_mini.sweeps.grid import Grid
 from jaxrl_mini.types import Credit, Settings
 
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
 UNIFORM = np.full((24, 6), -math.log(6))
 
 
