@@ -15,6 +15,8 @@ from jaxrl_mini.episodes.rollout import episodes_from_actions
 from jaxrl_mini.policies import table
 from jaxrl_mini.types import Credit, Settings
 
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
 UNIFORM = np.full((24, 6), -math.log(6))
 
 group_advantages = jax.jit(objective.group_advantages)

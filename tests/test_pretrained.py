@@ -19,6 +19,8 @@ from jaxrl_mini.policies.folders import Destination
 from jaxrl_mini.policies.pretrained import CheckpointError, load_checkpoint, save_checkpoint
 from jaxrl_mini.policies.prompts import CANDIDATES
 
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
 PROMPTS = ["Repair binary search.", "low = mid ; high = mid - 1\nAction:", "x"]
 
 

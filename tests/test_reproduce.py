@@ -133,14 +133,20 @@ def test_another_final_policy_is_found_where_bits_can_agree(check, record):
 
 
 SMALL = {"iterations": 4, "eval_episodes": 3, "groups": 2, "group_size": 2}
+REWARDED = ("verifier", "public-test", "constant", "noisy:0.3"), ("grpo", "rs-sft"), (False, True)
+
+
+def together():
+    """Every reward with every method and gradient; `make test` has every two of them together."""
+    for place, chosen in enumerate(itertools.product(*REWARDED)):
+        settings = SMALL | dict(zip(("reward", "method", "exact_gradient"), chosen, strict=True))
+        yield pytest.param(settings, marks=pytest.mark.full if place.bit_count() % 2 else ())
 
 
 @pytest.mark.parametrize(
     "settings",
     [
-        *[SMALL | {"reward": reward, "method": method, "exact_gradient": exact}
-          for reward, method, exact in itertools.product(("verifier", "public-test", "constant", "noisy:0.3"),
-                                                         ("grpo", "rs-sft"), (False, True))],
+        *together(),
         *[{"iterations": 3, "eval_episodes": 3, "lr": lr, "seed": seed}
           for lr, seed in itertools.product((100.0, 1e4, 1e8), (2, 3))],
         SMALL | {"group_size": 8, "lr": 1e8, "advantage": "group-mean"},

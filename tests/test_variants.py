@@ -28,6 +28,8 @@ from jaxrl_mini.sweeps.grid import Grid
 from jaxrl_mini.tasks.specification import load_task
 from jaxrl_mini.types import Credit, Settings
 
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
 UNIFORM = np.full((24, 6), -math.log(6))
 
 
