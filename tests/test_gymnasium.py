@@ -12,9 +12,13 @@ from jaxrl_mini.policies.table import log_probs_of_logits
 from jaxrl_mini.tasks.specification import load_task
 
 pytestmark = pytest.mark.full
-gymnasium = pytest.importorskip("gymnasium")
 DOORS = f"{Path(__file__).parent / 'doors.py'}:Doors"
 TASKS = ["binary-search-repair", "repair:lines=2,steps=4,hidden=true", "bandit:success=0.2/0.5/0.8", DOORS]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def gymnasium():
+    return pytest.importorskip("gymnasium")
 
 
 @pytest.mark.parametrize("observations", ["context", "text"])
@@ -75,7 +79,7 @@ def lake():
     return load_task(task), result.logits[-1], result.after.exact_success_rate
 
 
-def test_the_best_success_on_the_lake_is_that_of_value_iteration_on_gymnasiums_own_table(lake):
+def test_the_best_success_on_the_lake_is_that_of_value_iteration_on_gymnasiums_own_table(lake, gymnasium):
     table = gymnasium.make("FrozenLake-v1").unwrapped
     value = np.zeros(len(table.P))
     for _ in range(100):
@@ -86,7 +90,7 @@ def test_the_best_success_on_the_lake_is_that_of_value_iteration_on_gymnasiums_o
     assert beliefs.best(lake[0], "train").success == pytest.approx(table.initial_state_distrib @ value, abs=1e-9)
 
 
-def test_a_policy_trained_here_fares_in_gymnasium_itself_as_its_record_says(lake):
+def test_a_policy_trained_here_fares_in_gymnasium_itself_as_its_record_says(lake, gymnasium):
     task, logits, exact = lake
     bounds = np.cumsum(np.exp(log_probs_of_logits(logits)), axis=1)[:, :-1]
     contexts = {(context // task.width, view): context for context, view in task.views.items()}
