@@ -44,7 +44,7 @@ _BY_FILE = {
         ("rate * (1.0 - rate)", "rate * (1.0 + rate)", "variants"),
     ],
     "objective/credit": [
-        ("np.full(MAX_STEPS, 1.0 / MAX_STEPS)", "np.full(MAX_STEPS, 1.0)", "moments variants"),
+        ('1.0 if aggregation == "step-mean" else 1.0 / steps)', "1.0)", "moments variants"),
         ("success[:, None], failure[:, None])\n\n", "failure[:, None], success[:, None])\n\n", "objective"),
         ("total(failed + succeeded)", "total(succeeded)", "objective"),
         ("credit.counts, credit.visits * scale", "credit.counts, credit.visits", "variants"),
@@ -105,15 +105,15 @@ _BY_FILE = {
         ("through.moves[:, -1].sum(axis=-2)", "through.moves[:, -1].sum(axis=-1)", "flow"),
     ],
     "exact/moments": [
-        ("1.0 - 2.0 * self.probs", "1.0 - self.probs", "moments"),
         ("episodes * (group_size - 1) *", "episodes * group_size *", "moments"),
         ("episodes * (episodes - group_size) *", "episodes * (episodes - 1) *", "moments"),
         ("(1.0 - np.exp(-gap)) * rarest", "(np.exp(-gap) - 1.0) * rarest", "moments estimators"),
-        (
-            "np.where(TABLES.ends[step], 0.0, ahead[TABLES.next_variant[step]])",
-            "ahead[TABLES.next_variant[step]]",
-            "moments",
-        ),
+        ("if i == j else 2)", "if i == j else 1)", "instances"),
+    ],
+    "exact/laws": [
+        ("1.0 - 2.0 * self.probs", "1.0 - self.probs", "moments"),
+        ("gained[ends, :, step + 1]", "gained[ends, :, step]", "moments"),
+        ("return 1.0 / p if", "return p if", "instances"),
     ],
     "exact/situations": [
         (
@@ -121,6 +121,12 @@ _BY_FILE = {
             "level.accepted[:, None], level.instance[level.source] * 0, size)",
             "any_task",
         ),
+        (
+            "xp.where(_wide(level.target == ENDED, value.ndim), 0.0, value[level.target])",
+            "value[level.target]",
+            "moments",
+        ),
+        ("* (views * actions)\n", "* 0\n", "instances"),
     ],
     "exact/success": [
         ("operator.add, mass)", "operator.add, after)", "evaluation"),
@@ -135,7 +141,7 @@ _BY_FILE = {
         ("verdicts[iteration % len(verdicts)]", "verdicts[0]", "controls rollout"),
         ("uniforms < (noise_of(reward)", "uniforms > (noise_of(reward)", "controls"),
         ("STREAM = 2", "STREAM = 1", "controls"),
-        ("noise * (1.0 - 2.0 * success)", "noise * (1.0 - success)", "controls moments"),
+        ("noise * (1.0 - 2.0 * passed)", "noise * (1.0 - passed)", "controls moments"),
     ],
     "episodes/play": [
         (
