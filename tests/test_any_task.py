@@ -20,6 +20,7 @@ from jaxrl_mini.policies.table import log_probs_of_logits
 from jaxrl_mini.tasks.compiled import compile_task
 from jaxrl_mini.tasks.repair import BinarySearchRepair
 from jaxrl_mini.tasks.specification import load_task, make_task, register
+from jaxrl_mini.tasks.task import Task
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -117,6 +118,36 @@ def test_a_group_plays_one_instance_and_all_are_as_likely():
     instance = play.play(probs, jnp.arange(64, dtype=jnp.uint32), 0, here.tables, here.members, **drawn).instance
     counts = np.bincount(np.asarray(instance).ravel(), minlength=3)
     assert instance.shape == (90, 64) and abs(counts - 1920).max() < 4 * (5760 * 2 / 9) ** 0.5
+
+
+class Coin(Task):
+    """Any action tosses a coin and hands it in; the verifier tosses another."""
+
+    actions, max_steps, header, state = ("toss", "throw"), 1, "Heads or tails?", None
+
+    def reset(self, instance):
+        self.view, self.ended, self.submission = 0, False, None
+        return ""
+
+    def step(self, action):
+        self.submission, self.ended = self.chance([1, 1]), True
+        return ""
+
+    @staticmethod
+    def verify(submission, instance):
+        return 0.5
+
+
+def test_the_verdict_does_not_hang_on_what_else_was_drawn():
+    task = compile_task(Coin(), "coin")
+    here, seeds = grounds(task), jnp.arange(1, dtype=jnp.uint32)
+    drawn = {"stream": rollout.TRAINING, "groups": 64, "group_size": 64}
+    played = play.play(jnp.full((*task.shape, 1), 0.5), seeds, 0, here.tables, here.members, **drawn)
+    accepted = np.asarray(play.grade(played, here.accepted, seeds, 0, stream=rollout.TRAINING)).ravel()
+    side, action = np.asarray(played.submission).ravel(), np.asarray(played.choices).ravel()
+    assert len(np.unique(side)) == len(np.unique(action)) == 2
+    for one, other in ((accepted, side), (accepted, action), (side, action)):
+        assert abs(np.corrcoef(one, other)[0, 1]) < 4 / 64
 
 
 # Credit

@@ -18,7 +18,7 @@ from kills import killed_and_resumed
 from stopping import assert_same, kept_run, stop_after_each_iteration
 
 from jaxrl_mini.config import Config, UserError
-from jaxrl_mini.learning import checkpoint, loop
+from jaxrl_mini.learning import checkpoint, identity, loop
 from jaxrl_mini.learning.block import Block
 from jaxrl_mini.learning.checkpoint import Checkpoints
 from jaxrl_mini.machine import signals
@@ -62,6 +62,9 @@ def test_there_is_a_checkpoint_as_often_as_asked_and_at_the_end_and_the_last_thr
     assert iterations_in(tmp_path / "kept") == [5, 10, 12]
     assert train_command(*SHORT[2:], "--iterations", 30, "--overwrite", "--checkpoint", "kept", "--resume").code == 0
     assert iterations_in(tmp_path / "kept") == [12, 20, 30]
+    words = ("--iterations", 51, "--checkpoint-every", 7, "--overwrite", "--checkpoint", "kept", "--resume")
+    assert train_command(*SHORT[2:], *words).code == 0
+    assert iterations_in(tmp_path / "kept") == [42, 49, 51]
     assert not list((tmp_path / "kept").glob(".part*"))
 
 
@@ -268,6 +271,19 @@ def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(train_command, 
     assert outcome.err[0].endswith("in copy; the run goes on from iteration 10") and len(outcome.err) == 1
     assert {**json.loads((tmp_path / "r.json").read_text()), "timing": None} == whole
     assert checkpoint.read(tmp_path / "copy" / place.name)
+
+
+def test_what_a_checkpoint_is_of_is_read_without_its_arrays(train_command, tmp_path):
+    assert train_command(*SHORT, "--checkpoint", "kept").code == 0
+    place = tmp_path / "kept/iteration-000000012"
+    next((place / checkpoint.ARRAYS).rglob("d/*")).write_bytes(b"")
+    wanted = identity.of(Config(iterations=12, eval_episodes=20))
+    assert not identity.differences(checkpoint.read(place, whole=False), wanted)
+    with pytest.raises(UserError, match="is not as it was written"):
+        checkpoint.read(place)
+    (place / checkpoint.RUN).write_text((place / checkpoint.RUN).read_text().replace("7", "8"))
+    with pytest.raises(UserError, match=r"run.json is not as it was written"):
+        checkpoint.read(place, whole=False)
 
 
 def test_where_all_are_damaged_the_run_is_refused_and_they_stay(train_command, tmp_path):

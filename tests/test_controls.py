@@ -3,11 +3,13 @@
 import dataclasses
 import math
 
+import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
 
 from jaxrl_mini.config import Config
+from jaxrl_mini.episodes import play, rewards, rollout
 from jaxrl_mini.learning import metrics
 from jaxrl_mini.learning.block import BLOCK, Block, settings_of, sizes_of
 
@@ -63,3 +65,29 @@ def test_rewards_are_what_they_say():
     assert (given != solved).mean() == pytest.approx(0.3, abs=4.5 * math.sqrt(0.21 / given.size))
     given, _, submitted = counts["public-test"]
     np.testing.assert_array_equal(given, submitted)
+
+
+def test_a_batch_is_graded_by_the_verdicts_of_its_own_iteration():
+    """Of those of a chunk of three iterations; every episode submits what it was given."""
+    episodes = rollout.episodes_from_actions(jnp.full((6, 2, 1), 5).at[1:].set(-1))
+    verdicts = np.zeros((3, 2, 4), bool)
+    verdicts[1, 0, 0] = verdicts[2, 1, 0] = True
+    graded = [
+        rewards.rewards_of(episodes, verdicts, jnp.uint32(0), 6 + iteration, reward="verifier")[:, 0].tolist()
+        for iteration in range(3)
+    ]
+    assert graded == [[0, 0], [1, 0], [0, 1]]
+
+
+def test_all_streams_of_random_numbers_differ():
+    streams = [rewards.STREAM]
+    for stream in (rollout.TRAINING, rollout.EVALUATION):
+        streams += [stream, *(stream + name for name in (play.CHANCE, play.INSTANCE, play.VERDICT))]
+    assert len({*streams}) == 9
+
+
+def test_the_chance_of_a_noisy_reward_by_hand():
+    passed = np.array([0.0, 0.25, 1.0])
+    np.testing.assert_allclose(rewards.rewarded(passed, reward="noisy:0.3"), [0.3, 0.25 * 0.7 + 0.75 * 0.3, 0.7])
+    by_outcome = rewards.success_by_outcome(np.array([0.0, 0.0, 0.0, 1.0]), reward="noisy:0.1")
+    np.testing.assert_allclose(by_outcome, [0.1, 0.1, 0.1, 0.9, 0.1])

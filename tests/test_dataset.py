@@ -12,6 +12,7 @@ import duckdb
 import numpy as np
 import pandas as pd
 import polars as pl
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from faults import every_fault
@@ -127,6 +128,17 @@ def test_a_torn_part_is_set_aside_named_and_written_anew(full, parts, length):
     after = contents(full.path)
     (aside,) = set(after) - set(before)
     assert {name: data for name, data in after.items() if name != aside} == before
+
+
+def test_a_part_that_another_tool_wrote_with_another_number_is_damage(full):
+    """Its pages have checksums of their own then."""
+    path = full.file("runs", 0)
+    rows = pq.read_table(path)
+    column = rows.column_names.index("after_successes")
+    changed = pa.array([rows[column][0].as_py() + 1, *rows[column].to_pylist()[1:]], rows.schema.types[column])
+    pq.write_table(rows.set_column(column, rows.schema.field(column), changed), path, write_page_checksum=True)
+    with pytest.raises(dataset.Damaged, match="does not have the digest it was written with"):
+        full.read_part("runs", 0)
 
 
 def test_a_part_of_another_sweep_is_damage(full, tmp_path, parts):

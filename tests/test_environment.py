@@ -100,12 +100,14 @@ def figures(record: dict) -> dict:
     return {name: record[name] for name in ("before", "after", "history")}
 
 
+@pytest.mark.full
 def test_every_command_works(hostile):
     _, done = hostile
     said = {name: one.stderr for name, one in done.items() if one.returncode or "warning" in one.stderr.lower()}
     assert not said and "commands:" in done["help"].stdout
 
 
+@pytest.mark.full
 def test_a_run_has_the_usual_numbers(hostile, usual):
     folder, done = hostile
     record = records.read(folder / "r.json")
@@ -117,6 +119,7 @@ def test_a_run_has_the_usual_numbers(hostile, usual):
     assert row["after_exact_success_rate"] == usual["after"]["exact_success_rate"]
 
 
+@pytest.mark.full
 def test_a_model_and_its_run_have_the_usual_numbers(hostile, tiny_folder):
     folder, _ = hostile
     assert (folder / "m/model.safetensors").read_bytes() == (tiny_folder / "model.safetensors").read_bytes()
@@ -124,6 +127,7 @@ def test_a_model_and_its_run_have_the_usual_numbers(hostile, tiny_folder):
     assert figures(records.read(folder / "h.json")) == figures(records.build(loop.run(config)))
 
 
+@pytest.mark.full
 def test_estimators_judge_as_usual(hostile, command):
     _, done = hostile
     assert done["estimators"].stdout.splitlines() == command(estimators, *JUDGED).out
@@ -149,6 +153,7 @@ def test_a_users_process_keeps_its_settings_and_gets_the_usual_numbers(tmp_path,
     assert record["runtime"]["precision"]["enable_x64"] is False
 
 
+@pytest.mark.full
 def test_a_platform_that_is_not_there_is_refused_by_every_command(hostile, tmp_path):
     folder, _ = hostile
     words = {name: (*COMMANDS[name], *(["--overwrite"] if name == "train" else [])) for name in COMMANDS}

@@ -7,9 +7,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from scipy.special import log_softmax
 
 from jaxrl_mini import estimators, train
-from jaxrl_mini.exact import bias, laws
+from jaxrl_mini.config import Variant
+from jaxrl_mini.exact import bias, laws, moments, situations
 from jaxrl_mini.tasks.specification import load_task
 
 TASK = load_task("binary-search-repair")
@@ -55,6 +57,31 @@ def test_a_step_gains_what_the_exact_success_says():
     gradient = laws.laws_of(TASK, np.full((24, 6), -np.log(6)))[0].gradient
     assert row["gain"] == pytest.approx(1e-4 * np.linalg.norm(gradient), rel=1e-3)
     assert row["success"] == pytest.approx(0.06526491769547325, abs=1e-12)
+
+
+def test_the_variance_is_that_of_a_batch_times_its_episodes():
+    (law,) = laws.laws_of(TASK, np.full((24, 6), -np.log(6)))
+    for row, variant, method in (
+        (rows_of()[0], Variant("rloo", "fixed-length"), "grpo"),
+        (rows_of()[1], Variant(), "rs-sft"),
+    ):
+        assert row["advantage"] == (variant.advantage if method == "grpo" else method)
+        found = moments.batch_moments([law], 4, 8, variant, method)
+        assert row["variance"] == pytest.approx(32 * found.variance, rel=1e-12)
+
+
+def test_a_step_against_the_kl_goes_back_to_the_uniform_policy():
+    logits = np.random.default_rng(0).normal(size=(24, 6))
+    settings = {"advantages": ["rloo"], "aggregations": ["fixed-length"], "groups": 4, "group_size": 8, "step": 1e-3}
+    rows = bias.judge("random", logits, TASK, **settings)
+    (row,) = (row for row in rows if row["kl"] == "k2")
+    log_probs = log_softmax(logits, axis=1)
+    (law,) = laws.laws_of(TASK, log_probs)
+    mean = moments.kl_moments([law], np.full((24, 6), -np.log(6)), "k2", "fixed-length", 8).mean
+    back = logits - 1e-3 * mean / np.linalg.norm(mean)
+    gain = float(situations.exact_of_logits(TASK, back, "train").success_rate) - row["success"]
+    assert row["cosine"] > 0 and row["gain"] == pytest.approx(gain, rel=1e-9)
+    assert np.abs(log_softmax(back, axis=1) + np.log(6)).sum() < np.abs(log_probs + np.log(6)).sum()
 
 
 def test_a_reward_for_the_public_test_points_away_from_success():

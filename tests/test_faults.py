@@ -23,7 +23,11 @@ def same_commit(monkeypatch):
     monkeypatch.setattr(runtime, "_git_state", lambda: {"git_commit": None, "git_dirty": None})
 
 
-CODES = pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS], ids=["full", "read-only"])
+CASES = [
+    pytest.param(code, old, id=f"{name}-{where}", marks=[pytest.mark.full] if name == "full" and old else ())
+    for code, name in ((errno.ENOSPC, "full"), (errno.EROFS, "read-only"))
+    for old, where in ((True, "over old files"), (False, "in a new folder"))
+]
 
 
 def contents(path: Path) -> dict[str, object]:
@@ -82,8 +86,7 @@ def check_every_fault(command, tmp_path, code, words, prepare, outputs):
     return refused
 
 
-@pytest.mark.parametrize("old", [True, False], ids=["over old files", "in a new folder"])
-@CODES
+@pytest.mark.parametrize("code, old", CASES)
 def test_every_fault_of_a_run_with_trajectories(train_command, tmp_path, monkeypatch, grpo_run, code, old):
     monkeypatch.setattr(loop, "run", lambda config, **_: dataclasses.replace(grpo_run, config=config))
     words = ["--output", "there/new/r.json", "--trajectories", "there/t.npz", *["--overwrite"] * old]
@@ -97,7 +100,9 @@ def test_every_fault_of_a_run_with_trajectories(train_command, tmp_path, monkeyp
     assert check_every_fault(train_command, tmp_path, code, words, prepare, ["new", "t.npz"]) > 8
 
 
-@pytest.mark.parametrize("old", [True, False], ids=["over an old one", "new"])
+@pytest.mark.parametrize(
+    "old", [pytest.param(True, id="over an old one"), pytest.param(False, marks=pytest.mark.full, id="new")]
+)
 def test_every_fault_of_a_run_with_a_policy(train_command, tmp_path, monkeypatch, grpo_run, golden, old):
     checkpoint = load_checkpoint(golden / "tiny-gpt2-word")
     done = dataclasses.replace(grpo_run, checkpoint=checkpoint)

@@ -216,7 +216,7 @@ def test_a_command_trains_records_and_saves_a_model_that_loads(word, tiny_folder
     assert again.code == 2 and "not empty" in again.err[-1]
 
 
-@pytest.mark.parametrize("method", ["grpo", "rs-sft"])
+@pytest.mark.parametrize("method", ["grpo", pytest.param("rs-sft", marks=pytest.mark.full)])
 def test_a_run_that_stops_at_each_of_its_iterations_is_one_that_never_stops(tmp_path, word, tiny_folder, method):
     """To the bit, also where a last iteration, which is evaluated exactly, is the last no longer."""
     short, config = (tiny(tiny_folder, method=method, iterations=n, eval_episodes=20, exact_every=2) for n in (1, 4))

@@ -333,10 +333,20 @@ def test_a_sampled_action_counts_as_outside_the_clip_range_whatever_its_advantag
     assert measured(UNIFORM + log_ratio, UNIFORM, UNIFORM, credit)["ratio_outside_clip_fraction"] == 0.75 * outside
 
 
-def measured(log_probs, behavior, reference, credit: Credit) -> dict[str, float]:
+def test_the_upper_bound_is_a_clip_of_its_own_where_there_is_one():
+    counts, log_ratio = np.zeros((24, 6)), np.zeros((24, 6))
+    counts[0, :4], log_ratio[0, :4] = 1, np.log([0.79, 0.81, 1.25, 1.31])
+    credit = Credit(np.zeros((24, 6)), np.zeros((24, 6)), counts, np.zeros(24))
+    for clip_high, outside in ((None, 3), (0.3, 2), (0.1, 3), (0.5, 1)):
+        fraction = measured(UNIFORM + log_ratio, UNIFORM, UNIFORM, credit, clip_high)["ratio_outside_clip_fraction"]
+        assert fraction == outside / 4
+
+
+def measured(log_probs, behavior, reference, credit: Credit, clip_high: float | None = None) -> dict[str, float]:
     """What is measured of one run, in NumPy's float64, with a clip of 0.2 and a beta of 0.3."""
     with_runs = jax.tree.map(lambda array: array[..., None], (log_probs, behavior, reference, credit))
-    settings = Settings(np.array([0.1]), np.array([0.2]), np.array([0.3]))
+    high = None if clip_high is None else np.array([clip_high])
+    settings = Settings(np.array([0.1]), np.array([0.2]), np.array([0.3]), clip_high=high)
     return {name: column.item() for name, column in objective.measure(*with_runs, settings, "grpo").items()}
 
 

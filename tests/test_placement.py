@@ -53,6 +53,7 @@ def alone(tiny_folder, quick_to_compile):
     return loop.run(Config(**settings(tiny_folder)))
 
 
+@pytest.mark.full
 def test_eight_devices_learn_what_one_learns(tiny_folder, alone, devices, quick_process):
     command = [sys.executable, "-c", ON_EIGHT, str(tiny_folder)]
     environment = devices(8, quick_process)

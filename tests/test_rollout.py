@@ -48,6 +48,20 @@ def draws(seeds, stream: int = TRAINING, iteration: int = 0, groups: int = 4, gr
     return np.stack(compiled_draws(jnp.array(seeds, jnp.uint32), stream, jnp.int32(iteration), groups, group_size))
 
 
+@pytest.mark.parametrize(("seed", "stream", "iteration"), [(7, TRAINING, 0), (MAX_SEED, EVALUATION, 19)])
+def test_a_batchs_numbers_are_those_of_jaxs_generator_with_their_counters(seed, stream, iteration):
+    """A key of (0, seed) and (stream, iteration); with it, of (episode, step // 2), the word of step % 2."""
+
+    def words(key, counter):
+        drawn = jax.extend.random.threefry_2x32(tuple(map(jnp.uint32, key)), jnp.array(counter, jnp.uint32))
+        return [int(word) for word in drawn]
+
+    key = words((0, seed), (stream, iteration))
+    numbers = draws(seed, stream, iteration, groups=2, group_size=3).reshape(6, 6)
+    for step, episode in np.ndindex(6, 6):
+        assert numbers[step, episode] == (words(key, (episode, step // 2))[step % 2] >> 8) / 2**24
+
+
 def test_uniforms_are_multiples_of_two_to_the_minus_24_below_one():
     numbers = draws([0, 1, MAX_SEED], groups=100, group_size=100)
     assert numbers.dtype == np.float32
@@ -152,6 +166,20 @@ def test_the_action_is_the_inverse_of_the_cumulative_policy_at_the_drawn_number(
     for step, episode in np.argwhere(actions >= 0):
         below = cumulative[states[step, episode]] <= numbers[step, episode]
         assert actions[step, episode] == below.sum()
+
+
+def test_a_number_at_the_very_end_of_an_actions_share_takes_the_next():
+    """Shares are half open: p = 0.25 is drawn by the numbers 0 to 2**22 - 1, of 2**24."""
+    numbers = draws(3, groups=1, group_size=4)
+    for episode in range(4):
+        first = numbers[0, 0, episode]
+        for share, taken in ((first, 1), (np.nextafter(first, 1, dtype=np.float32), 0)):
+            probs = np.zeros((24, 6), np.float32)
+            probs[:, 0], probs[:, 1] = share, 1 - share
+            played = rollout.rollout(
+                jnp.array(probs), jnp.uint32(3), jnp.int32(0), stream=TRAINING, groups=1, group_size=4
+            )
+            assert played.actions[0, 0, episode] == taken
 
 
 def test_an_action_without_probability_is_never_taken():

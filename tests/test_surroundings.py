@@ -50,7 +50,9 @@ runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 """
 
 
-@pytest.mark.parametrize("home", ["/dev/null", None], ids=["unwritable", "none"])
+@pytest.mark.parametrize(
+    "home", [pytest.param("/dev/null", marks=pytest.mark.full, id="unwritable"), pytest.param(None, id="none")]
+)
 def test_commands_work_without_a_home_and_say_so_in_a_line(tmp_path, home):
     hidden = {"JAX_COMPILATION_CACHE_DIR", "HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "MPLCONFIGDIR"}
     variables = {name: value for name, value in os.environ.items() if name not in hidden}
@@ -89,6 +91,7 @@ def test_threads_of_a_new_process_read_a_language_model(tmp_path, tiny_folder):
     assert out.split() == ["read"] * 4
 
 
+@pytest.mark.full
 def test_a_new_process_sweeps_a_language_model(tmp_path, tiny_folder, quick_process):
     words = ["--backend", "hf", "--model", str(tiny_folder), "--lr", "1e-3", "--iterations", "1", "--seeds", "2"]
     words += ["--groups", "1", "--group-size", "2", "--eval-episodes", "1", "--output", "out"]

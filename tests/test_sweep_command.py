@@ -182,7 +182,7 @@ for kill in range(int(sys.argv.pop(2))):
 """
 
 
-@pytest.mark.parametrize("kills", [8, pytest.param(20, marks=pytest.mark.full)])
+@pytest.mark.parametrize("kills", [4, pytest.param(20, marks=pytest.mark.full)])
 def test_a_sweep_killed_at_random_moments_loses_nothing(tmp_path, kills):
     """Kills fall between and into the writing of parts, each after a new file; what is trained is stored beforehand."""
     seeds = 480 * kills

@@ -36,11 +36,13 @@ def test_the_seed_decides_the_weights(tmp_path):
     assert a == b != c
 
 
-def test_a_warm_start_plays_like_uniform_play(tmp_path, monkeypatch):
+@pytest.mark.usefixtures("quick_to_compile")
+@pytest.mark.parametrize("tokenizer, width", [("word", 16), pytest.param("bpe", 32, marks=pytest.mark.full)])
+def test_a_warm_start_plays_like_uniform_play(tmp_path, monkeypatch, tokenizer, width):
     monkeypatch.setattr(tiny_model, "WARM_START_STEPS", 300)
-    reached = tiny_model.make_tiny_model(tmp_path / "tiny", "bpe", layers=1, width=32, warm_start=True)
+    reached = tiny_model.make_tiny_model(tmp_path / "tiny", tokenizer, layers=1, width=width, warm_start=True)
     assert np.log(6) <= reached["warm_start_losses"]["candidates"] < np.log(6) + 0.3
-    assert reached["warm_start_losses"]["observations"] < 1.5  # log 368 is 5.9
+    assert reached["warm_start_losses"]["observations"] < 1.5  # the logarithm of the vocabulary of bpe, 368, is 5.9
     policy, checkpoint = load_policy(tmp_path / "tiny")
     log_probs = jax.jit(policy.history_log_probs)(checkpoint.params, can_succeed=True)
     success = expectations(enumerate_histories(), log_probs, np.array([0.0, 0.0, 0.0, 1.0])).success

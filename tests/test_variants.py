@@ -279,6 +279,18 @@ def test_expected_credit_is_what_ever_larger_batches_tend_to(variant):
     assert (credit.taken is None) == (variant.kl == "exact")
 
 
+def test_a_shuffled_verdict_is_that_of_an_episode_of_any_group():
+    """Of one that accepts the repair, and one that accepts whatever is submitted."""
+    log_probs = oracle.log_softmax(np.random.default_rng(4).normal(size=(24, 6)))
+    verdicts = np.array([[0, 0, 0, 1], [1, 1, 1, 1]], bool)
+    variant = Variant("reinforce", "fixed-length", reward="shuffled")
+    probs = jnp.asarray(np.exp(log_probs), jnp.float32)
+    credit = expected.expected_credit(probs, jnp.asarray(verdicts), group_size=8, method="grpo", variant=variant)
+    successes = [oracle.expectations(log_probs, accepted)[0] for accepted in verdicts]
+    assert successes[1] > 2 * successes[0]
+    np.testing.assert_allclose(credit.plus.sum(axis=1), np.mean(successes) * credit.visits, rtol=1e-5)
+
+
 # Every option reaches the program
 
 
