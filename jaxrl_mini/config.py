@@ -39,7 +39,7 @@ BLOCK = 64
 """Runs that are computed side by side, by one call of a compiled program."""
 ARTICLE = "binary-search-repair"
 """The task of the article, which is the default."""
-ELSEWHERE = {"backend": "hf", "reward": "public-test"}
+ELSEWHERE = {"reward": "public-test"}
 """Settings that are not there for other tasks."""
 MAX_TASK_NAME = 1000
 MAX_SEED = 2**32 - 1

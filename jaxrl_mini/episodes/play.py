@@ -12,7 +12,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int, UInt32
 
 from jaxrl_mini.episodes.rollout import key_of, threefry2x32, uniforms_of
-from jaxrl_mini.machine.xla import stage
+from jaxrl_mini.machine.xla import stage, unless_numpy
 from jaxrl_mini.tasks.dynamics import Dynamics
 from jaxrl_mini.types import AnyArray, Seeds
 
@@ -64,8 +64,8 @@ def play(
     batch = groups, group_size, *seeds.shape
     by_step = probs.reshape(steps, -1, *probs.shape[1:])
     keys = {name: key_of(seeds, iteration, stream=stream + name) for name in (0, CHANCE, INSTANCE)}
-    instance = _instances(keys[INSTANCE], members, groups=groups)
-    first = _draw(tables.start_bounds, instance[:, None], uniforms_of(keys[CHANCE], steps, batch))
+    instance = instances(keys[INSTANCE], members, groups=groups)
+    first = drawn(tables.start_bounds, instance[:, None], uniforms_of(keys[CHANCE], steps, batch))
     row = jnp.take(tables.start_row.ravel(), first, mode="clip")
 
     def step(before: tuple[Array, Array], here: tuple[Array, ...]) -> tuple[tuple[Array, Array], Array]:
@@ -74,7 +74,7 @@ def play(
         action = _action(policy, seen, uniforms_of(keys[0], number, batch))
         place = jnp.minimum(row, rows - 1) * actions + action
         if draws > 1:
-            place = _draw(bounds.reshape(rows * actions, -1), place, uniforms_of(keys[CHANCE], number, batch))
+            place = drawn(bounds.reshape(rows * actions, -1), place, uniforms_of(keys[CHANCE], number, batch))
         after, submission = _after(row, submission, place, next_row.ravel(), handed_in.ravel(), rows=rows)
         return (after, submission), jnp.where(row < rows, seen * actions + action, -1)
 
@@ -83,13 +83,15 @@ def play(
     return Play(choices, submission, instance)
 
 
-@partial(stage, static_argnames="groups")
-def _instances(
-    key: UInt32[Array, "2 run"], members: Int[AnyArray, " member"], *, groups: int
-) -> Int[Array, "group run"]:
-    group = jnp.arange(groups, dtype=jnp.uint32)[:, None]
-    bits, _ = threefry2x32((key[0], key[1]), (group, jnp.zeros_like(group)))
-    return jnp.take(members, (bits % jnp.uint32(members.shape[0])).astype(jnp.int32), mode="clip")
+@partial(unless_numpy, compile=stage, static_argnames="groups")
+def instances(
+    key: UInt32[AnyArray, "2 run"], members: Int[AnyArray, " member"], *, groups: int
+) -> Int[AnyArray, "group run"]:
+    """The instance that each group plays."""
+    xp = key.__array_namespace__()
+    group = xp.arange(groups, dtype=xp.uint32)[:, None]
+    bits, _ = threefry2x32((key[0], key[1]), (group, xp.zeros_like(group)))
+    return xp.take(members, (bits % xp.uint32(members.shape[0])).astype(xp.int32), mode="clip")
 
 
 @stage
@@ -109,15 +111,16 @@ def _action(
     return action
 
 
-@stage
-def _draw(
-    bounds: Float[Array, "place bound"], place: Int[Array, "..."], uniforms: Float[Array, "group episode run"]
-) -> Int[Array, "group episode run"]:
+@partial(unless_numpy, compile=stage)
+def drawn(
+    bounds: Float[AnyArray, "place bound"], place: Int[AnyArray, "..."], uniforms: Float[AnyArray, "group episode run"]
+) -> Int[AnyArray, "group episode run"]:
     """Place * draws + the number of the draw."""
-    drawn = jnp.broadcast_to(place * (bounds.shape[1] + 1), uniforms.shape)
+    xp = place.__array_namespace__()
+    found = xp.broadcast_to(place * (bounds.shape[1] + 1), uniforms.shape)
     for number in range(bounds.shape[1]):
-        drawn = drawn + (uniforms >= jnp.take(bounds[:, number], place, mode="clip")).astype(jnp.int32)
-    return drawn
+        found = found + (uniforms >= xp.take(bounds[:, number], place, mode="clip")).astype(xp.int32)
+    return found
 
 
 @partial(stage, static_argnames="rows")

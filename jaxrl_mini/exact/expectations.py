@@ -1,63 +1,65 @@
-"""Exact expectations over all episodes of a policy that sees histories: reach, visits, success, actions.
+"""Exact expectations over all episodes of a policy that sees histories: success, actions, divergence, by instance.
 
-A policy over finite states has exact twins by dynamic programming over the states (see `success`). A language model
-sees what happened, not a state, so its twins go over the tree of histories.
+A policy over finite contexts has exact twins by dynamic programming over situations (see `success`, `situations`). A
+language model sees what happened, not a state, so its twins go over the tree of histories.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Array, Float
 
 from jaxrl_mini.tasks.histories import Histories
-from jaxrl_mini.tasks.repair import ACTIONS, MAX_STEPS
-
-FINISH = ACTIONS.index("finish")
 
 
 class Expectations(NamedTuple):
-    """Exact expectations over the episodes of a policy."""
+    """Exact expectations over the episodes of a policy on some instances, which are equally likely."""
 
-    reach: Float[np.ndarray, " history"]
-    """Probability that an episode passes through each history."""
-    visits: Float[np.ndarray, " history"]
-    """Expectation of 1 / (actions of the episode) there, 0 for episodes that do not pass."""
     success: float
-    """Probability that an artifact is submitted in time and accepted."""
+    """Probability that something is submitted in time and accepted."""
     mean_actions: float
+    mean_kl: float
+    """Expected sum of KL(policy || reference) over an episode's actions, by expected actions."""
+    by_instance: Float[np.ndarray, " instance"]
+    """Success on each instance."""
 
 
 def expectations(
-    histories: Histories,
+    found: Histories,
     log_probs: Float[np.ndarray | Array, "history action"],
-    accepted: Float[np.ndarray, " variant"],
+    instances: Sequence[int] = (0,),
+    reference: Float[np.ndarray | Array, "history action"] | None = None,
 ) -> Expectations:
-    """Sums over all episodes, in float64, by one pass down the tree and one up.
+    """Sums over all episodes, in float64, by one pass down the tree.
 
-    reach[h] = reach[parent] * pi(action | parent); success = sum of reach * pi(finish) * accepted[artifact]; mean
-    actions = sum of reach; visits[h] = reach[h] * E[1 / length | h]. So the expectation of a mean over an episode's
-    actions of some f(h) is sum(visits * f), as in the KL term of the loss.
+    The policy's share of a history is the product of its probabilities of the actions on the way; times the history's
+    mass it is the probability of passing there, and times a win's that of winning so.
 
     Args:
-      histories: the tree.
-      log_probs: of all six actions after every history. `success` does not depend on those after which the task cannot
-        be solved in time, as long as only its solution is accepted.
-      accepted: the share of verifier inputs that accept each artifact.
+      found: the tree.
+      log_probs: of all actions after every history. `success` does not depend on those after which no episode of the
+        instances can succeed.
+      instances: those that are played.
+      reference: log-probabilities of the policy that the divergence is from; the policy itself, if it is not given.
     """
-    probs = np.exp(np.asarray(log_probs, np.float64))
-    levels = [np.nonzero(histories.step == step)[0] for step in range(MAX_STEPS)]
-    reach = np.ones(len(probs))
-    for level in levels[1:]:
-        parent = histories.parent[level]
-        reach[level] = reach[parent] * probs[parent, histories.action[level]]
-    inverse_length = probs[:, FINISH] / (histories.step + 1)
-    inverse_length[levels[-1]] = 1 / MAX_STEPS
-    for level in reversed(levels[1:]):
-        parent = histories.parent[level]
-        np.add.at(inverse_length, parent, probs[parent, histories.action[level]] * inverse_length[level])
-    return Expectations(
-        reach=reach,
-        visits=reach * inverse_length,
-        success=float((reach * probs[:, FINISH] * accepted[histories.variant]).sum()),
-        mean_actions=float(reach.sum()),
+    wide = np.asarray(log_probs, np.float64)
+    probs, share = np.exp(wide), np.ones(found.count)
+    for step in range(1, int(found.step.max()) + 1):
+        (level,) = np.nonzero(found.step == step)
+        parent = found.parent[level]
+        share[level] = share[parent] * probs[parent, found.action[level]]
+    kl = np.zeros(found.count) if reference is None else (probs * (wide - reference)).sum(axis=1)
+    count = max(instances) + 1
+    won = share[found.wins.history] * probs[found.wins.history, found.wins.action] * found.wins.value
+    passing = share[found.mass.history] * found.mass.value
+    success, actions, divergence = (
+        weights.sums(values, count)[list(instances)]
+        for weights, values in (
+            (found.wins, won),
+            (found.mass, passing),
+            (found.mass, passing * kl[found.mass.history]),
+        )
     )
+    mean_actions = float(actions.mean())
+    return Expectations(float(success.mean()), mean_actions, float(divergence.mean()) / mean_actions, success)

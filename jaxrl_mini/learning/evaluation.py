@@ -40,8 +40,9 @@ class Evaluation:
     """Actions over all episodes."""
     squared_actions: int
     """The sum of squared episode lengths."""
-    exact_success_rate: float
-    exact_mean_actions: float
+    exact_success_rate: float | None = None
+    """None where a language model's histories are too many."""
+    exact_mean_actions: float | None = None
     exact_mean_kl: float | None = None
     """Expected sum of KL(policy || initial policy) over an episode's actions, by expected actions. None for a table."""
     by_instance: tuple[float, ...] | None = None

@@ -7,23 +7,26 @@ import dataclasses
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
 from jaxrl_mini import objective
-from jaxrl_mini.config import MICRO_BATCH, Config, UserError
-from jaxrl_mini.episodes import rollout, verifier
+from jaxrl_mini.config import ARTICLE, MICRO_BATCH, Config, UserError
+from jaxrl_mini.episodes import rewards as rewarding
+from jaxrl_mini.episodes import rollout
 from jaxrl_mini.episodes.packed import Episodes
-from jaxrl_mini.episodes.rewards import rewards_of
+from jaxrl_mini.episodes.play import Play
 from jaxrl_mini.exact.expectations import expectations
-from jaxrl_mini.learning import evaluation, training
+from jaxrl_mini.learning import language_episodes, training
 from jaxrl_mini.learning.checkpoint import Checkpoints, Snapshot
 from jaxrl_mini.learning.evaluation import Evaluation
+from jaxrl_mini.learning.language_episodes import Batch as Played
 from jaxrl_mini.learning.metrics import History, columns, joined
 from jaxrl_mini.learning.result import Result
 from jaxrl_mini.learning.training import Backward, Batch, Log, LossGradient, Sizes, State
@@ -31,41 +34,28 @@ from jaxrl_mini.machine import compilation
 from jaxrl_mini.machine.placement import Placement
 from jaxrl_mini.policies.language import LanguagePolicy, load_policy
 from jaxrl_mini.policies.pretrained import Checkpoint
-from jaxrl_mini.tasks.histories import enumerate_histories, numbers_of
-from jaxrl_mini.tasks.repair import MAX_STEPS, NUM_ACTIONS
-from jaxrl_mini.types import AnyArray, Seeds, Settings
+from jaxrl_mini.policies.scenes import HISTORIES_AT_ONCE, Pages, Prompts, in_chunks, reading
+from jaxrl_mini.tasks.histories import histories
+from jaxrl_mini.tasks.specification import load_task
+from jaxrl_mini.types import AnyArray, Settings
 
-EVALUATED_AT_ONCE = 32
-"""Episodes played at once in a sampled evaluation; a batch of the default size shares the compiled program."""
-
-
-def accumulated(policy: LanguagePolicy, rows: objective.Merged, size: int) -> Backward:
+def accumulated(policy: LanguagePolicy, prompts: Prompts, filled: Int[Array, ""], size: int) -> Backward:
     """The language model's `Backward`: gradients add up over micro-batches of `size` rows, padding takes none."""
-    actions = _actions(rows)
+    steps = len(prompts.segments) + 1
 
     def backward(state: State, batch: Batch, loss_gradient: LossGradient) -> tuple[Array, PyTree]:
         def add(i: Array, carry: tuple[Array, PyTree]) -> tuple[Array, PyTree]:
             log_probs, gradient = carry
-            these = _cut(actions, i, size, axis=1)
+            these = jax.tree.map(lambda x: _cut(x, i, size, axis=x.ndim - 1), prompts)
             part, pullback = jax.vjp(lambda p: _by_context(policy.log_probs(p, these)), state.params)
-            in_part = jax.tree.map(lambda x: _cut(x, i, size * MAX_STEPS, axis=0), batch)
+            in_part = jax.tree.map(lambda x: _cut(x, i, size * steps, axis=0), batch)
             (more,) = pullback(loss_gradient(part, in_part))
             return _put(log_probs, part, i), jax.tree.map(jnp.add, gradient, more)
 
         start = jnp.zeros_like(batch.behavior), jax.tree.map(jnp.zeros_like, state.params)
-        return lax.fori_loop(0, _parts(rows, size), add, start)
+        return lax.fori_loop(0, (filled + size - 1) // size, add, start)
 
     return backward
-
-
-def _actions(rows: objective.Merged) -> Int[Array, "step row"]:
-    """Of each row, -1 after the end."""
-    choices = jnp.stack([rows.episodes.choice(step) for step in range(MAX_STEPS)])
-    return jnp.where(choices >= 0, choices % NUM_ACTIONS, -1)
-
-
-def _parts(rows: objective.Merged, size: int) -> Int[Array, ""]:
-    return (rows.filled + size - 1) // size
 
 
 def _cut(array: Array, part: Array, size: int, axis: int) -> Array:
@@ -77,40 +67,25 @@ def _put(array: Array, part: Array, i: Array) -> Array:
 
 
 def _by_context(log_probs: Float[Array, "step row action"]) -> Float[Array, "context action"]:
-    return log_probs.swapaxes(0, 1).reshape(-1, NUM_ACTIONS)
+    return log_probs.swapaxes(0, 1).reshape(-1, log_probs.shape[2])
 
 
-@partial(jax.jit, static_argnames="policy")
-def play(
-    policy: LanguagePolicy, params: PyTree, uniforms: Float[Array, "step episode"]
-) -> tuple[Int[Array, "step episode"], Float[Array, "step episode action"]]:
-    """`LanguagePolicy.sample`, for training and evaluation: compiled once where they play as many episodes at once."""
-    return policy.placement.whole(policy.sample(params, uniforms))
+class Reference(NamedTuple):
+    """The frozen initial policy: its log-probabilities after every history; where those are too many, its weights."""
 
-
-def sample(
-    policy: LanguagePolicy,
-    params: PyTree,
-    seed: Seeds,
-    number: int,
-    verdicts: Bool[AnyArray, "group variant"],
-    *,
-    sizes: Sizes,
-) -> tuple[Episodes, Float[AnyArray, "group episode"], Float[Array, "step batch action"]]:
-    """Episodes of one iteration, their rewards, and the log-probabilities they were drawn from, 0 after the end."""
-    batch_shape = (sizes.groups, sizes.group_size)
-    uniforms = np.stack(rollout.draw_uniforms(seed[None], rollout.TRAINING, number, *batch_shape))  # [..., 1]
-    actions, behavior = play(policy, params, uniforms.reshape(MAX_STEPS, -1))
-    episodes = rollout.episodes_from_actions(np.asarray(actions).reshape(MAX_STEPS, *batch_shape))
-    return episodes, rewards_of(episodes, verdicts[None], seed, number, reward=sizes.variant.reward), behavior
+    log_probs: Float[AnyArray, "history action"] | None
+    params: PyTree
+    """None where there are log-probabilities."""
 
 
 @partial(jax.jit, static_argnames=("policy", "sizes", "micro_batch"), donate_argnames="state")
 def learn(
     policy: LanguagePolicy,
     state: State,
-    reference: Float[AnyArray, "history action"],
-    episodes: Episodes,
+    reference: Reference,
+    numbers: Int[AnyArray, "step row"] | None,
+    merged: objective.Merged,
+    episodes: Played,
     rewards: Float[AnyArray, "group episode"],
     behavior: Float[AnyArray, "step batch action"],
     settings: Settings,
@@ -120,12 +95,14 @@ def learn(
 ) -> tuple[State, Log, Float[Array, "context action"]]:
     """Learns from graded episodes.
 
-    Episodes that took the same actions are scored once, as are the steps before the first action.
+    Episodes in which the same was done and seen are scored once, as are the steps before the first action.
 
     Args:
       policy: the network, and the task in its tokens.
       state: the weights and Adam's moments; its buffers are used up.
-      reference: log-probabilities of the frozen initial policy after every history.
+      reference: the frozen initial policy.
+      numbers: the history before each action of the rows, where the reference has log-probabilities.
+      merged: the rows; as many as whole micro-batches have.
       episodes: the batch.
       rewards: of each episode, 0 or 1.
       behavior: log-probabilities that the episodes, flattened, were drawn from; those of other actions do not matter.
@@ -136,31 +113,77 @@ def learn(
     Returns:
       The new state; what the iteration leaves behind; the reference policy's log-probabilities in the batch.
     """
+    actions, choices = len(policy.task.task.actions), episodes.played.choices
     advantages = objective.advantages(rewards, method=sizes.method, advantage=sizes.variant.advantage)
-    padded = -(-rewards.size // micro_batch) * micro_batch
-    rows, credit = objective.history_credit(episodes, rewards, advantages, padded, sizes.variant)
-    by_history = _by_context(reference[numbers_of(_actions(rows))])
-    batch = Batch(_by_context(behavior[:, rows.first]), by_history, credit)
+    taken = jnp.where(choices >= 0, choices % actions, -1)
+    _, credit = objective.history_credit(merged, taken, rewards, advantages, sizes.variant, actions=actions)
+    prompts = _rows(episodes.played.prompts, merged, len(policy.task.lengths) - 1)
+    if reference.log_probs is None:
+        parts = jax.tree.map(lambda x: _in_parts(x, micro_batch), prompts)
+        scored = lax.map(lambda part: policy.log_probs(reference.params, part), parts)  # [part, step, row, action]
+        by_history = jnp.concatenate([*scored], axis=1)
+    else:
+        by_history = reference.log_probs[numbers]
+    batch = Batch(_by_context(behavior[:, merged.first]), _by_context(by_history), credit)
     logged = None if sizes.variant.reward == "verifier" else rewards
-    state, log_probs, norm = training.update(state, accumulated(policy, rows, micro_batch), batch, settings, sizes)
-    log = Log(episodes, credit, batch.behavior, log_probs, norm, logged)
+    backward = accumulated(policy, prompts, merged.filled, micro_batch)
+    state, log_probs, norm = training.update(state, backward, batch, settings, sizes)
+    log = Log(episodes.by_group, credit, batch.behavior, log_probs, norm, logged)
     return policy.placement.weights(state), *policy.placement.whole((log, batch.reference))
 
 
+def _rows(prompts: Prompts, merged: objective.Merged, nothing: int) -> Prompts:
+    """What the rows were shown; the openings alone, in those that are padding."""
+    filled = jnp.arange(len(merged.first)) < merged.filled
+    shown = jnp.where(filled, jnp.asarray(prompts.segments)[:, merged.first], nothing)
+    return Prompts(jnp.asarray(prompts.openings)[merged.first], shown)
+
+
+def _in_parts(array: Array, size: int) -> Array:
+    """The last axis in parts of some size, which come first."""
+    return jnp.moveaxis(array.reshape(*array.shape[:-1], -1, size), -2, 0)
+
+
 @partial(jax.jit, static_argnames="policy")
-def log_probs(
-    policy: LanguagePolicy, params: PyTree, actions: Int[Array, "step episode"]
-) -> Float[Array, "step episode action"]:
+def log_probs(policy: LanguagePolicy, params: PyTree, prompts: Prompts) -> Float[Array, "step episode action"]:
     """`LanguagePolicy.log_probs`, on every device."""
-    return policy.placement.whole(policy.log_probs(params, actions))
+    return policy.placement.whole(policy.log_probs(params, prompts))
 
 
-@partial(jax.jit, static_argnames="policy")
-def history_log_probs(
-    policy: LanguagePolicy, params: PyTree, can_succeed: Bool[AnyArray, ""]
+@partial(jax.jit, static_argnames=("policy", "room"))
+def read_histories(
+    policy: LanguagePolicy,
+    params: PyTree,
+    pages: Pages,
+    order: Int[AnyArray, "chunk row"],
+    count: Int[AnyArray, ""],
+    *,
+    room: int,
 ) -> Float[Array, "history action"]:
     """`LanguagePolicy.history_log_probs`, on every device."""
-    return policy.placement.whole(policy.history_log_probs(params, can_succeed=can_succeed))
+    return policy.placement.whole(policy.history_log_probs(params, pages, order, count, room=room))
+
+
+def history_log_probs(
+    policy: LanguagePolicy, params: PyTree, can_succeed: str | None = None
+) -> Float[np.ndarray, "history action"]:
+    """Log-probabilities after every history of a task that has not too many.
+
+    Args:
+      policy: the network, and the task in its tokens.
+      params: the network's parameters.
+      can_succeed: a split; then uniform after those in which none of its episodes can succeed any more.
+    """
+    found = histories(policy.task.task)
+    assert found is not None
+    laid = reading(found)
+    every = in_chunks(found, np.ones(found.count, bool), laid.waves, HISTORIES_AT_ONCE)
+    order, count = every, len(every)
+    if can_succeed is not None:
+        wanted = found.can_succeed(policy.task.task.splits[can_succeed])
+        fewer = in_chunks(found, wanted, laid.waves, HISTORIES_AT_ONCE)
+        order, count = np.resize(fewer, every.shape) if len(fewer) else every, len(fewer)
+    return np.asarray(read_histories(policy, params, laid.pages, order, np.int32(count), room=laid.room))
 
 
 Loaded = tuple[LanguagePolicy, Checkpoint]
@@ -180,11 +203,12 @@ class Run:
 
     def __init__(self, config: Config, mesh: Mesh | None = None, loaded: Loaded | None = None):
         self.config, placement = config, Placement(mesh)
+        self.task = load_task(config.task)
         self.micro_batch = config.micro_batch or MICRO_BATCH * placement.data
         for name, size in (("--micro-batch", self.micro_batch), ("batch of", config.groups * config.group_size)):
             if size % placement.data:
                 raise UserError(f"{name} {size} cannot be split over data={placement.data}: expected a multiple of it")
-        policy, read = loaded or load_policy(str(config.model), config.dtype or "float32")
+        policy, read = loaded or load_policy(str(config.model), config.dtype or "float32", self.task)
         self.policy = policy if mesh is None else dataclasses.replace(policy, placement=placement)
         self.sizes = Sizes(config.method, config.groups, config.group_size, config.epochs, config.variant)
         self.settings = jax.tree.map(lambda value: np.array(value, np.float32), Settings.of(config))
@@ -194,33 +218,64 @@ class Run:
         self.state = placement.put_weights(training.initial_state(params))
         self._read = dataclasses.replace(read, params=None)
         self.iteration = 0
-        self.reference = self.history_log_probs()
+        self.histories = histories(self.task)
+        """None where there are too many, and nothing is exact."""
+        if self.histories is None:
+            self.reference = Reference(None, jax.tree.map(jnp.copy, self.state.params))
+        else:
+            self.reference = Reference(self.history_log_probs(), None)
 
     def go_on(self, state: State, iteration: int) -> None:
         """Takes over the state of a like run after so many iterations."""
         self.state = self.policy.placement.put_weights(jax.tree.map(jnp.asarray, state))
         self.iteration = iteration
 
-    def advance(self) -> tuple[History, np.ndarray, np.ndarray, np.ndarray]:
-        """Runs one iteration.
-
-        Returns:
-          Its metrics, [1] each; its packed episodes and their rewards, [group, episode]; log-probabilities of the
-          policy that sampled them, [step, group * episode, action].
-        """
-        verdicts = verifier.training_verdicts(self.iteration, 1, self.sizes.groups)[0]
-        episodes, rewards, behavior = sample(
-            self.policy, self.state.params, self.seed, self.iteration, verdicts, sizes=self.sizes
+    def advance(self) -> tuple[History, dict[str, np.ndarray]]:
+        """Runs one iteration; returns its metrics, [1] each, and what else it leaves behind."""
+        shape = {"groups": self.sizes.groups, "group_size": self.sizes.group_size}
+        episodes, behavior = language_episodes.sample(
+            self.policy, self.state.params, self.seed, self.iteration, **shape
         )
+        passed = self.grade(episodes)
+        rewards = self._rewards(episodes, passed)
         metrics = self.learn(episodes, rewards, behavior)
-        return metrics, np.asarray(episodes.packed), np.asarray(rewards), np.asarray(behavior)
+        left = {"rewards": rewards, "behavior": language_episodes.of_taken(behavior, episodes)}
+        if self.config.task == ARTICLE:
+            return metrics, {"packed": self._packed(episodes).packed, **left}
+        return metrics, {**episodes.by_group._asdict(), "passed": passed, **left}
 
-    def learn(self, episodes: Episodes, rewards: AnyArray, behavior: AnyArray) -> History:
+    def grade(self, episodes: Played) -> Float[np.ndarray, "group episode"]:
+        """The verifier's verdicts on episodes of the next iteration."""
+        return language_episodes.grade(self.task, episodes, self.seed, self.iteration)
+
+    def _rewards(self, episodes: Played, passed: Float[np.ndarray, "group episode"]) -> np.ndarray:
+        kind = self.config.reward
+        if kind == "verifier":
+            return passed
+        if kind == "public-test":
+            verdicts = np.broadcast_to(rewarding.PUBLIC_TEST, (self.sizes.groups, len(rewarding.PUBLIC_TEST)))
+            return np.asarray(rollout.grade(self._packed(episodes), verdicts))
+        return np.asarray(rewarding.worrying(jnp.asarray(passed), self.seed, self.iteration, reward=kind))
+
+    def _packed(self, episodes: Played) -> Episodes:
+        """Episodes of the article's task."""
+        actions = language_episodes.taken(episodes, len(self.task.actions))
+        return rollout.episodes_from_actions(actions.reshape(len(actions), *episodes.shape))
+
+    def learn(self, episodes: Played, rewards: AnyArray, behavior: AnyArray) -> History:
         """Learns from graded episodes, and returns the metrics of the iteration; see `learn` of this module."""
+        rows = -(-rewards.size // self.micro_batch) * self.micro_batch
+        choices, _, prompts = episodes.played
+        merged = objective.merge([choices, prompts.segments, prompts.openings[None]], rows)
+        numbers, passed = None, self.grade(episodes)
+        if self.histories is not None:
+            numbers = self.histories.numbers(prompts.openings, prompts.segments)[:, merged.first]
         self.state, *left = learn(
             self.policy,
             self.state,
             self.reference,
+            numbers,
+            merged,
             episodes,
             rewards,
             behavior,
@@ -229,55 +284,54 @@ class Run:
             micro_batch=self.micro_batch,
         )
         log, reference = jax.tree.map(lambda leaf: np.asarray(leaf)[None, ..., None], left)
+        log = log._replace(passed=passed[None, ..., None])
         settings = jax.tree.map(lambda leaf: leaf[None], self.settings)
         metrics = columns(log, reference, np.array([self.iteration]), settings, self.sizes)
         self.iteration += 1
         return {name: column[:, 0] for name, column in metrics.items()}
 
-    def log_probs(self, episodes: Episodes) -> Float[np.ndarray, "step episode action"]:
+    def log_probs(self, episodes: Played) -> Float[np.ndarray, "step episode action"]:
         """Log-probabilities of the policy now in some episodes; they mean nothing after an episode's end."""
-        actions = jnp.asarray(episodes.actions.reshape(MAX_STEPS, -1), jnp.int32)
-        return np.asarray(log_probs(self.policy, self.state.params, actions))
+        return np.asarray(log_probs(self.policy, self.state.params, episodes.played.prompts))
 
     def checkpoint(self) -> Checkpoint:
         """The model now, its weights whole on every device."""
         return dataclasses.replace(self._read, params=jax.jit(self.policy.placement.whole)(self.state.params))
 
-    def history_log_probs(self, can_succeed: bool = False) -> Float[np.ndarray, "history action"]:
-        """Log-probabilities of the policy now after every history, or every one that can still succeed."""
-        return np.asarray(history_log_probs(self.policy, self.state.params, np.array(can_succeed)))
+    def history_log_probs(self, can_succeed: str | None = None) -> Float[np.ndarray, "history action"]:
+        """`history_log_probs` of the policy now."""
+        return history_log_probs(self.policy, self.state.params, can_succeed)
 
-    def exact_success_rate(self) -> float:
-        """Success probability of the policy now, over the histories that can still succeed."""
-        accepted = verifier.training_verdicts(0, 1, 1)[0, 0].astype(float)
-        return expectations(enumerate_histories(), self.history_log_probs(can_succeed=True), accepted).success
+    def exact_success_rate(self, split: str = "train") -> float:
+        """Success probability of the policy now on a split, over the histories that can still succeed; NaN where
+        there are too many."""
+        if self.histories is None:
+            return np.nan
+        return expectations(self.histories, self.history_log_probs(split), self.task.splits[split]).success
 
     def evaluate(self) -> Evaluation:
-        """Evaluates the policy over sampled episodes, and exactly over all histories."""
-        verdicts = verifier.evaluation_verdicts(self.config.eval_episodes)
-        sums = evaluation.sum_over_episodes(self._play_chunk, verdicts)
-        successes, actions, squared_actions = sums.tolist()
-        log_probs = self.history_log_probs() if self.iteration else self.reference
-        exact = expectations(enumerate_histories(), log_probs, verdicts.mean(axis=0))
-        wide = log_probs.astype(np.float64)
-        kl = (np.exp(wide) * (wide - self.reference)).sum(axis=1)
-        return Evaluation(
-            episodes=len(verdicts),
-            successes=successes,
-            actions=actions,
-            squared_actions=squared_actions,
-            exact_success_rate=exact.success,
-            exact_mean_actions=exact.mean_actions,
-            exact_mean_kl=float((exact.reach * kl).sum()) / exact.mean_actions,
-        )
+        """Evaluates the policy on every split: over sampled episodes and, where it can be, exactly."""
+        log_probs = None
+        if self.histories is not None:
+            log_probs = self.history_log_probs() if self.iteration else self.reference.log_probs
+        by_split = {split: self._evaluate(split, log_probs) for split in self.task.splits}
+        train = by_split.pop("train")
+        return dataclasses.replace(train, splits=by_split)
 
-    def _play_chunk(self, chunk: int) -> Episodes:
-        """Evaluation episodes number 512 * chunk and on, as far as they are asked for, each a group of its own."""
-        uniforms = np.stack(rollout.draw_uniforms(self.seed[None], rollout.EVALUATION, chunk, evaluation.CHUNK, 1))
-        parts = np.split(uniforms.reshape(MAX_STEPS, -1), evaluation.CHUNK // EVALUATED_AT_ONCE, axis=1)
-        needed = -(-(self.config.eval_episodes - chunk * evaluation.CHUNK) // EVALUATED_AT_ONCE)
-        actions = [np.asarray(play(self.policy, self.state.params, part)[0]) for part in parts[:needed]]
-        return rollout.episodes_from_actions(np.concatenate(actions, axis=1)[..., None])
+    def _evaluate(self, split: str, log_probs: Float[np.ndarray, "history action"] | None) -> Evaluation:
+        episodes, exact = self.config.eval_episodes, dict[str, Any]()
+        sums = language_episodes.evaluate(self.policy, self.state.params, split, self.seed, episodes)
+        successes, actions, squared_actions = sums.tolist()
+        if self.histories is not None and log_probs is not None:
+            members = self.task.splits[split]
+            found = expectations(self.histories, log_probs, members, self.reference.log_probs)
+            exact = {
+                "exact_success_rate": found.success,
+                "exact_mean_actions": found.mean_actions,
+                "exact_mean_kl": found.mean_kl,
+                "by_instance": tuple(found.by_instance.tolist()) if len(members) > 1 else None,
+            }
+        return Evaluation(episodes, successes, actions, squared_actions, **exact)
 
 
 def run(
@@ -307,10 +361,9 @@ def run(
         return Snapshot(one.state, joined(rows), joined(lefts), before, seconds)
 
     while one.iteration < config.iterations:
-        metrics, episodes, rewarded, behavior = one.advance()
+        metrics, left = one.advance()
         last, due = one.iteration == config.iterations, config.evaluates(one.iteration - 1)
         rows.append({**metrics, "exact_success_rate": np.array([one.exact_success_rate() if due else np.nan])})
-        left = {"packed": episodes, "rewards": rewarded, "behavior": of_taken(behavior, Episodes(episodes))}
         lefts.append({name: array[None] for name, array in left.items()})
         if on_chunk and (last or one.iteration % training.CHUNK == 0):
             on_chunk(joined(rows[reported:]))
@@ -320,23 +373,20 @@ def run(
     after = one.evaluate()
     elapsed, compiled = time.perf_counter() - started, compilation.seconds() - compiled
     timing = {"train_and_final_eval_seconds": elapsed, "compile_seconds": compiled, "run_seconds": elapsed - compiled}
-    left = joined(lefts)
-    trained = one.checkpoint()
-    rewards = None if config.reward == "verifier" else left["rewards"]
-    shape = None if mesh is None else dict(mesh.shape)
-    left_behind = left["packed"], timing, trained, left["behavior"], rewards, shape
-    return Result(config, before, after, joined(rows), None, *left_behind)
-
-
-def of_taken(behavior: AnyArray, episodes: Episodes) -> Float[np.ndarray, "group episode step"]:
-    """Of log-probabilities [step, group * episode, action] those of the actions that were taken, 0 after the end."""
-    actions = episodes.actions.reshape(MAX_STEPS, -1)
-    taken = np.take_along_axis(np.asarray(behavior), np.maximum(actions, 0)[..., None], axis=2)[..., 0]
-    return np.where(actions >= 0, taken, 0.0).T.reshape(*episodes.packed.shape, MAX_STEPS)
-
-
-def behavior_of_taken(taken: Float[np.ndarray, "group episode step"], episodes: Episodes) -> np.ndarray:
-    """The reverse of `of_taken`; 0 for actions that were not taken."""
-    actions = episodes.actions.reshape(MAX_STEPS, -1)
-    chosen = actions[..., None] == np.arange(NUM_ACTIONS)  # [step, episode, action]
-    return np.where(chosen, taken.reshape(-1, MAX_STEPS).T[..., None], 0.0).astype(np.float32)
+    left, trained = joined(lefts), one.checkpoint()
+    played = Play(*(left[name] for name in Play._fields)) if "choices" in left else None
+    return Result(
+        config,
+        before,
+        after,
+        joined(rows),
+        None,
+        left.get("packed"),
+        timing,
+        checkpoint=trained,
+        behavior=left["behavior"],
+        rewards=None if config.reward == "verifier" else left["rewards"],
+        mesh=None if mesh is None else dict(mesh.shape),
+        played=played,
+        passed=left.get("passed"),
+    )

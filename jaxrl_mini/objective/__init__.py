@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         advantages,
         group_advantages,
         history_credit,
+        merge,
         play_credit,
         state_credit,
     )
@@ -36,6 +37,7 @@ __all__ = [
     "kl_terms",
     "loss_terms",
     "measure",
+    "merge",
     "play_credit",
     "state_credit",
     "surrogate",

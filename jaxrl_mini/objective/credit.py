@@ -14,6 +14,7 @@ An action's share says how steps and episodes are averaged, in a batch of N epis
 
 import functools
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -28,7 +29,7 @@ from jaxrl_mini.episodes.play import Play
 from jaxrl_mini.machine.xla import pick, stage, total
 from jaxrl_mini.objective.advantage import credited, formula
 from jaxrl_mini.tasks.repair import MAX_STEPS, NUM_ACTIONS, NUM_STATES, NUM_VARIANTS
-from jaxrl_mini.types import Advantages, Credit
+from jaxrl_mini.types import Advantages, AnyArray, Credit
 
 
 def shares(aggregation: str, steps: int) -> Float[np.ndarray, " length"]:
@@ -254,51 +255,67 @@ def _added_up(
 
 
 class Merged(NamedTuple):
-    """A batch with repeated episodes merged; the rows past `filled` are padding."""
+    """Which episodes of a batch are repetitions: a row is an episode, or several that were and saw the same."""
 
-    episodes: Episodes
-    """[row]"""
-    first: Int[Array, " row"]
-    """Which of the batch's episodes, flattened, is the first of each row."""
-    filled: Int[Array, ""]
+    first: Int[AnyArray, " row"]
+    """Which of the batch's episodes, flattened, is the first of each row; any for the rows that are padding."""
+    row_of: Int[AnyArray, " episode"]
+    filled: Int[AnyArray, ""]
+    """The rows past these are padding."""
+
+
+def merge(episodes: Sequence[Int[np.ndarray, "step episode"]], rows: int) -> Merged:
+    """Merges episodes that are alike in all of some arrays, in the order of the last step, then of the one before.
+
+    Args:
+      episodes: what was done and seen, -1 after the end of an episode.
+      rows: of the result, at least the episodes of the batch.
+    """
+    keys = np.concatenate([array[::-1].T for array in episodes], axis=1)
+    _, first, row_of = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+    padded = np.pad(first, (0, rows - len(first)))
+    return Merged(padded.astype(np.int32), row_of.ravel().astype(np.int32), np.int32(len(first)))
 
 
 def history_credit(
-    episodes: Episodes,
+    merged: Merged,
+    taken: Int[Array, "step episode"],
     rewards: Float[Array, "group episode"],
     advantages: Advantages,
-    rows: int,
     variant: Variant = DEFAULT_VARIANT,
-) -> tuple[Merged, Credit]:
+    *,
+    actions: int,
+) -> tuple[Int[Array, "step row"], Credit]:
     """Sums a batch over (row, step) and action: what the loss of a policy that sees histories depends on.
 
-    A row is an episode, or several that took the same actions; it counts as often as it was played.
+    A row counts as often as it was played.
 
     Args:
-      episodes: the batch.
+      merged: the rows.
+      taken: actions of the batch's episodes, -1 after the end.
       rewards: of each episode, 0 or 1.
       advantages: what each group's failures and successes are credited with.
-      rows: of the result, at least the episodes of the batch.
       variant: how the loss is put together.
+      actions: of the task.
+
+    Returns:
+      The rows' actions, -1 after the end and in padding; and the sums.
     """
-    count = rewards.size
-    packed, first, row_of = jnp.unique(
-        episodes.packed.ravel(), return_index=True, return_inverse=True, size=rows, fill_value=0
-    )
-    merged = Merged(Episodes(packed), first, jnp.max(row_of) + 1)
+    count, rows, steps = rewards.size, len(merged.first), len(taken)
+    lengths = jnp.sum(taken >= 0, axis=0).reshape(rewards.shape)
     credited = jnp.where(rewards > 0, advantages.success[:, None], advantages.failure[:, None])
     if variant.aggregation == "episode-mean":
-        share = 1.0 / (episodes.lengths * count)
+        share = 1.0 / (lengths * count)
     else:
-        steps = jnp.sum(episodes.lengths) if variant.aggregation == "step-mean" else MAX_STEPS * count
-        share = jnp.broadcast_to(1.0 / steps, episodes.lengths.shape)
+        all_steps = jnp.sum(lengths) if variant.aggregation == "step-mean" else steps * count
+        share = jnp.broadcast_to(1.0 / all_steps, lengths.shape)
     per_episode = jnp.stack(
         [jnp.maximum(credited, 0.0) * share, jnp.minimum(credited, 0.0) * share, jnp.ones_like(share), share]
     )
-    sums = jnp.zeros((rows, 4)).at[row_of.ravel()].add(per_episode.reshape(4, -1).T)  # [row, what]
-    choices = jnp.stack([merged.episodes.choice(step) for step in range(MAX_STEPS)], axis=1)[:, :, None]
-    taken = (choices >= 0) & (choices % NUM_ACTIONS == jnp.arange(NUM_ACTIONS))  # [row, step, action]
-    plus, minus, counts = (jnp.where(taken, sums[:, i, None, None], 0.0).reshape(-1, NUM_ACTIONS) for i in range(3))
-    visits = jnp.where(taken.any(axis=2), sums[:, 3, None], 0.0).ravel()
-    shares = jnp.where(taken, sums[:, 3, None, None], 0.0).reshape(-1, NUM_ACTIONS) if variant.kl != "exact" else None
-    return merged, Credit(plus, minus, counts, visits, shares)
+    sums = jnp.zeros((rows, 4)).at[merged.row_of].add(per_episode.reshape(4, -1).T)  # [row, what]
+    own = jnp.where(jnp.arange(rows) < merged.filled, taken[:, merged.first], -1)  # [step, row]
+    chosen = own.T[:, :, None] == jnp.arange(actions)  # [row, step, action]
+    plus, minus, counts = (jnp.where(chosen, sums[:, i, None, None], 0.0).reshape(-1, actions) for i in range(3))
+    visits = jnp.where(chosen.any(axis=2), sums[:, 3, None], 0.0).ravel()
+    shares = jnp.where(chosen, sums[:, 3, None, None], 0.0).reshape(-1, actions) if variant.kl != "exact" else None
+    return own, Credit(plus, minus, counts, visits, shares)

@@ -1,7 +1,7 @@
-"""The language-model policy: a causal language model, normalized over six complete action texts.
+"""The language-model policy: a causal language model, normalized over complete action texts.
 
 After a prompt, each action's candidate (a space, its name, the end-of-text token) has a score, the sum of its
-tokens' log-probabilities; the policy is the softmax over the six scores. It is not free generation: no other
+tokens' log-probabilities; the policy is the softmax over the scores. It is not free generation: no other
 text can be chosen, and a name of many tokens starts with a lower score than a short one.
 
 `score` is the one way a network is asked. It reads segments of text behind a key/value cache and scores the
@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import lax
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxrl_mini.machine import jax_settings
@@ -27,14 +27,10 @@ from jaxrl_mini.machine.placement import ONE_DEVICE, Placement
 from jaxrl_mini.policies.gpt2 import GPT2, GPT2Config, KeysValues
 from jaxrl_mini.policies.pretrained import Checkpoint, load_checkpoint
 from jaxrl_mini.policies.prompts import PromptError, TaskTokens, TokenTree, token_tree, tokenize_task
-from jaxrl_mini.tasks.histories import enumerate_histories, in_chunks
-from jaxrl_mini.tasks.repair import ACTIONS, MAX_STEPS
-from jaxrl_mini.tasks.tables import TABLES
+from jaxrl_mini.policies.scenes import Pages, Played, Prompts, Scene, Start
+from jaxrl_mini.tasks.compiled import CompiledTask
 from jaxrl_mini.types import AnyArray
 
-FINISH = ACTIONS.index("finish")
-HISTORIES_AT_ONCE = 32
-"""Rows of one step of exact evaluation: small enough for the caches of a GPT-2, large enough to fill two cores."""
 PROMPTS_AT_ONCE = 32
 """Rows of one call of `score_candidates`."""
 
@@ -53,6 +49,12 @@ class Context(NamedTuple):
         cache = jax.tree.map(lambda x: jnp.broadcast_to(x, (x.shape[0], rows, *x.shape[2:])), self.cache)
         visible, length = (jnp.broadcast_to(x, (rows, *x.shape[1:])) for x in (self.visible, self.length))
         return Context(cache, visible, length)
+
+    def of(self, texts: Int[Array, " row"]) -> "Context":
+        """For each row the text of one of these."""
+        if len(self.length) == 1:
+            return self.repeat(len(texts))
+        return Context(jax.tree.map(lambda x: x[:, texts], self.cache), self.visible[texts], self.length[texts])
 
 
 def score(
@@ -123,76 +125,96 @@ class LanguagePolicy:
     placement: Placement = ONE_DEVICE
     """Where episodes and histories are computed."""
 
-    def read_opening(self, params: PyTree) -> tuple[Float[Array, " action"], Context]:
-        """Scores of the first action, and the context that every episode continues."""
-        tokens = jnp.asarray(self.task.opening)[None, None]  # [1, 1, token]
-        length = tokens.shape[-1]
-        scores, cache = score(self._merge(params), self.task.tree, tokens, jnp.full((1, 1), length))
-        return scores[0, 0], Context(cache, jnp.ones((1, length), bool), jnp.full(1, length))
+    def read_openings(self, params: PyTree) -> tuple[Float[Array, "opening action"], Context]:
+        """Scores of the first action, and the contexts that episodes continue."""
+        tokens, lengths = jnp.asarray(self.task.openings)[:, None], self.task.opening_lengths
+        width = tokens.shape[-1]
+        scores, cache = score(self._merge(params), self.task.tree, tokens, jnp.asarray(lengths)[:, None])
+        visible = np.arange(width) >= width - lengths[:, None]
+        return scores[:, 0], Context(cache, jnp.asarray(visible), jnp.asarray(lengths))
 
-    def scores(self, params: PyTree, actions: Int[Array, "step episode"]) -> Float[Array, "step episode action"]:
-        """Scores of all six actions at every step of some episodes.
+    def scores(self, params: PyTree, prompts: Prompts) -> Float[Array, "step episode action"]:
+        """Scores of all actions at every step of some episodes.
 
-        An episode is one packed row behind the shared opening.
+        An episode is one packed row behind its opening, which it may share with others.
 
         Args:
           params: the network's parameters.
-          actions: the actions taken, -1 after an episode's end. The last step's do not matter.
+          prompts: what the episodes were shown.
 
         Returns:
           Scores before normalization; after an episode's end they are finite and mean nothing.
         """
-        first, context = self.read_opening(params)
-        episodes, actions = actions.shape[1], self.placement.rows(actions, axis=1)
-        tokens, lengths = self._segments(actions[:-1], _variants(actions)[:-1])
+        first, context = self.read_openings(params)
+        openings, shown = prompts.openings, self.placement.rows(prompts.segments, axis=1)
+        first = jnp.broadcast_to(first, (len(openings), first.shape[1])) if len(first) == 1 else first[openings]
+        if not len(shown):
+            return first[None]
+        tokens, lengths = self._segments(shown)
         later, _ = score(
-            self._merge(params), self.task.tree, tokens.swapaxes(0, 1), lengths.T, context.repeat(episodes)
+            self._merge(params), self.task.tree, tokens.swapaxes(0, 1), lengths.T, context.of(openings)
         )
-        return jnp.concatenate([jnp.broadcast_to(first, (1, episodes, len(ACTIONS))), later.swapaxes(0, 1)])
+        return jnp.concatenate([first[None], later.swapaxes(0, 1)])
 
-    def log_probs(self, params: PyTree, actions: Int[Array, "step episode"]) -> Float[Array, "step episode action"]:
-        """Log-probabilities of all six actions at every step of some episodes: the softmax of `scores`."""
-        return jax.nn.log_softmax(self.scores(params, actions))
+    def log_probs(self, params: PyTree, prompts: Prompts) -> Float[Array, "step episode action"]:
+        """Log-probabilities of all actions at every step of some episodes: the softmax of `scores`."""
+        return jax.nn.log_softmax(self.scores(params, prompts))
 
     def sample(
-        self, params: PyTree, uniforms: Float[Array, "step episode"]
-    ) -> tuple[Int[Array, "step episode"], Float[Array, "step episode action"]]:
+        self, params: PyTree, scene: Scene, start: Start
+    ) -> tuple[Played, Float[Array, "step episode action"]]:
         """Plays episodes, appending to a key/value cache; it stops when all of them have ended.
 
         Args:
           params: the network's parameters.
-          uniforms: in [0, 1); each action is the inverse of the distribution function at its number.
+          scene: the task's tables.
+          start: where each episode begins, and the numbers that its actions and draws of chance are drawn with: each
+            action is the inverse of the distribution function at its number.
 
         Returns:
-          The actions, -1 after an episode's end, and the log-probabilities they were drawn from, 0 there.
+          The episodes, and the log-probabilities that their actions were drawn from, 0 after the end.
         """
-        episodes, uniforms = uniforms.shape[1], self.placement.rows(uniforms, axis=1)
-        width = self.task.segments.shape[-1]
-        first, opening = self.read_opening(params)
+        uniforms = self.placement.rows(start.uniforms, axis=1)
+        steps, rows, actions, draws = scene.next_row.shape
+        episodes, width, nothing = uniforms.shape[1], self.task.segments.shape[-1], len(self.task.lengths) - 1
+        first, opening = self.read_openings(params)
         opened = opening.visible.shape[1]
-        room = (MAX_STEPS - 1) * width
+        room = (steps - 1) * width
         context = Context(
             jax.tree.map(lambda x: jnp.pad(x, [(0, 0), (0, 0), (0, 0), (0, room), (0, 0)]), opening.cache),
             jnp.pad(opening.visible, [(0, 0), (0, room)]),
             opening.length,
-        ).repeat(episodes)
+        ).of(start.openings)
         network = self._merge(params)
 
         def act(
-            step: Array | int, log_probs: Array, alive: Array, actions: Array, all_log_probs: Array
-        ) -> tuple[Array, Array]:
-            action = jnp.where(alive, draw(log_probs, uniforms[step]), -1)
-            return actions.at[step].set(action), all_log_probs.at[step].set(jnp.where(alive[:, None], log_probs, 0))
+            step: Array | int, log_probs: Array, row: Array, played: Played, all_log_probs: Array
+        ) -> tuple[Array, Played, Array]:
+            alive, action = row < rows, draw(log_probs, uniforms[step])
+            place = (jnp.minimum(row, rows - 1) * actions + action) * draws
+            if start.chances is not None:
+                bounds = scene.bounds[step].reshape(-1, draws - 1)[place // draws]
+                place += (start.chances[step][:, None] >= bounds).sum(-1)
+            after, handed_in, shown = (
+                table[step].ravel()[place] for table in (scene.next_row, scene.submission, scene.segment)
+            )
+            choice = scene.view[step][row] * actions + action
+            played = Played(
+                played.choices.at[step].set(jnp.where(alive, choice, -1)),
+                jnp.where(alive, handed_in, played.submission),
+                Prompts(start.openings, played.prompts.segments.at[step].set(jnp.where(alive, shown, nothing))),
+            )
+            log_probs = jnp.where(alive[:, None], log_probs, 0)
+            return jnp.where(alive, after, rows), played, all_log_probs.at[step].set(log_probs)
 
         def some_alive(carry: tuple[Any, ...]) -> Array:
-            step, alive, *_ = carry
-            going: Array = (step < MAX_STEPS) & alive.any()
+            step, row, *_ = carry
+            going: Array = (step < steps) & (row < rows).any()
             return going
 
         def play(carry: tuple[Any, ...]) -> tuple[Any, ...]:
-            step, alive, variants, context, actions, log_probs = carry
-            last = jnp.where(alive, actions[step - 1], FINISH)
-            tokens, lengths = self._segment(step - 1, variants, last)
+            step, row, context, played, log_probs = carry
+            tokens, lengths = self._segments(played.prompts.segments[step - 1])
             scores, new = score(network, self.task.tree, tokens[:, None], lengths[:, None], context)
             at = opened + (step - 1) * width
             context = Context(
@@ -202,39 +224,38 @@ class LanguagePolicy:
                 ),
                 context.length + lengths,
             )
-            actions, log_probs = act(step, jax.nn.log_softmax(scores[:, 0]), alive, actions, log_probs)
-            variants = jnp.asarray(TABLES.next_variant)[step - 1, variants, last]
-            alive &= actions[step] != FINISH
-            return step + 1, alive, variants, context, actions, log_probs
+            row, played, log_probs = act(step, jax.nn.log_softmax(scores[:, 0]), row, played, log_probs)
+            return step + 1, row, context, played, log_probs
 
-        nothing = jnp.full((MAX_STEPS, episodes), -1), jnp.zeros((MAX_STEPS, episodes, len(ACTIONS)))
-        alive = jnp.ones(episodes, bool)
-        first = jnp.broadcast_to(jax.nn.log_softmax(first), (episodes, len(ACTIONS)))
-        actions, log_probs = act(0, first, alive, *nothing)
-        carry = 1, actions[0] != FINISH, jnp.zeros(episodes, int), context, actions, log_probs
-        *_, actions, log_probs = lax.while_loop(some_alive, play, carry)
-        return actions, log_probs
+        empty = Prompts(start.openings, jnp.full((steps, episodes), nothing))
+        begun = Played(jnp.full((steps, episodes), -1), jnp.zeros(episodes, jnp.int32), empty)
+        first = jax.nn.log_softmax(first)
+        first = jnp.broadcast_to(first, (episodes, actions)) if len(first) == 1 else first[start.openings]
+        row, played, log_probs = act(0, first, start.rows, begun, jnp.zeros((steps, episodes, actions)))
+        *_, played, log_probs = lax.while_loop(some_alive, play, (1, row, context, played, log_probs))
+        shown = Prompts(start.openings, played.prompts.segments[:-1])
+        return played._replace(prompts=shown), log_probs
 
     def history_log_probs(
-        self, params: PyTree, *, can_succeed: Bool[AnyArray, ""] | bool = False
+        self, params: PyTree, pages: Pages, order: Int[AnyArray, "chunk row"], count: Int[AnyArray, ""], *, room: int
     ) -> Float[Array, "history action"]:
-        """Log-probabilities of the next action after every history, or every one that can still succeed.
+        """Log-probabilities of the next action after histories.
 
-        Each history keeps the keys and values of its own segment, and those that continue it gather them; so
+        Each history keeps the keys and values of its own segment, a page, and those that continue it gather them; so
         nothing is read twice. They are read in chunks of one shape, which bounds the memory of attention.
 
+        Args:
+          params: the network's parameters.
+          pages: the histories, and where what is kept of them has its place.
+          order: which are read in which order, all but the openings, none before its parent.
+          count: so many chunks of them.
+          room: pages.
+
         Returns:
-          As `enumerate_histories` lists them; uniform for those that are not asked for.
+          Log-probabilities by history; uniform for those that are not read.
         """
-        histories, network, width = enumerate_histories(), self._merge(params), self.task.segments.shape[-1]
-        tokens, lengths = self._segment(
-            np.maximum(histories.step - 1, 0), histories.variant[histories.parent], histories.action
-        )
-        every = np.ones_like(histories.can_succeed)
-        everything, fewer = (in_chunks(wanted, HISTORIES_AT_ONCE) for wanted in (every, histories.can_succeed))
-        order = jnp.where(can_succeed, np.resize(fewer, everything.shape), everything)
-        first, opening = self.read_opening(params)
-        context = opening.repeat(HISTORIES_AT_ONCE)
+        network, width, actions = self._merge(params), self.task.segments.shape[-1], self.task.tree.paths.shape[0]
+        first, opening = self.read_openings(params)
 
         def joined(
             x: Float[Array, "layer row page head token feature"],
@@ -242,53 +263,44 @@ class LanguagePolicy:
             return jnp.moveaxis(x, 2, 3).reshape(*x.shape[:2], x.shape[3], -1, x.shape[5])
 
         def read(i: Array, carry: tuple[Array, KeysValues]) -> tuple[Array, KeysValues]:
-            log_probs, pages = carry  # a page is a history's segment; the empty history is the opening and has none
+            log_probs, kept = carry
             these = self.placement.rows(order[i], axis=0)
-            ancestors = jnp.asarray(histories.ancestors)[these]
-            past = jax.tree.map(lambda x: joined(x[:, ancestors]), pages)
-            own = jnp.where(ancestors > 0, lengths[ancestors], 0)  # [row, ancestor]
+            ancestors, context = pages.ancestors[these], opening.of(pages.opening[these])
+            past = jax.tree.map(lambda x: joined(x[:, pages.page[ancestors]]), kept)
+            own = jnp.asarray(self.task.lengths)[pages.segment[ancestors]]  # [row, ancestor]
             seen = jnp.arange(width) >= width - own[..., None]  # [row, ancestor, token]
+            tokens, lengths = self._segments(pages.segment[these])
             scores, new = score(
                 network,
                 self.task.tree,
-                tokens[these][:, None],
-                lengths[these][:, None],
+                tokens[:, None],
+                lengths[:, None],
                 Context(
                     jax.tree.map(lambda x, y: jnp.concatenate([x, y], axis=3), context.cache, past),
                     jnp.concatenate([context.visible, seen.reshape(len(these), -1)], axis=1),
                     context.length + own.sum(1),
                 ),
             )
-            # Of the deepest histories, which none continues, there are no pages: those are dropped.
-            kept = jax.tree.map(lambda x, y: x.at[:, these].set(y, mode="drop"), pages, new)
+            # Of histories that none continues there are no pages: those are dropped.
+            page = pages.page[these]
+            kept = jax.tree.map(lambda x, y: x.at[:, page].set(y, mode="drop"), kept, new)
             return log_probs.at[these].set(jax.nn.log_softmax(scores[:, 0])), kept
 
-        parents = int(histories.ancestors.max()) + 1
-        pages = jax.tree.map(
-            lambda x: jnp.zeros((len(x), parents, x.shape[2], width, x.shape[4]), x.dtype), opening.cache
+        empty = jax.tree.map(
+            lambda x: jnp.zeros((len(x), room, x.shape[2], width, x.shape[4]), x.dtype), opening.cache
         )
-        log_probs = jnp.full((len(histories.step), len(ACTIONS)), -np.log(len(ACTIONS)), jnp.float32)
-        log_probs = log_probs.at[0].set(jax.nn.log_softmax(first))
-        return lax.fori_loop(0, jnp.where(can_succeed, len(fewer), len(everything)), read, (log_probs, pages))[0]
+        log_probs = jnp.full((len(pages.segment), actions), -np.log(actions), jnp.float32)
+        log_probs = log_probs.at[: len(first)].set(jax.nn.log_softmax(first))
+        return lax.fori_loop(0, count, read, (log_probs, empty))[0] if len(order) else log_probs
 
     def _merge(self, params: PyTree) -> GPT2:
         return nnx.merge(self.network, params)
 
-    def _segment(
-        self, step: ArrayLike, variant: ArrayLike, action: ArrayLike
-    ) -> tuple[Int[Array, "*batch token"], Int[Array, "*batch"]]:
-        """What an action appends, and its length."""
-        return (
-            jnp.asarray(self.task.segments)[step, variant, action],
-            jnp.asarray(self.task.lengths)[step, variant, action],
-        )
-
     def _segments(
-        self, actions: Int[Array, "step episode"], variants: Int[Array, "step episode"]
-    ) -> tuple[Int[Array, "step episode token"], Int[Array, "step episode"]]:
-        """What each action appends; nothing after `finish` and after an episode's end."""
-        steps = jnp.arange(len(actions))[:, None]
-        return self._segment(steps, variants, jnp.where(actions < 0, FINISH, actions))
+        self, numbers: Int[Array, "*batch"]
+    ) -> tuple[Int[Array, "*batch token"], Int[Array, "*batch"]]:
+        """Tokens and lengths of segments."""
+        return jnp.asarray(self.task.segments)[numbers], jnp.asarray(self.task.lengths)[numbers]
 
 
 def draw(log_probs: Float[Array, "*batch action"], uniforms: Float[Array, "*batch"]) -> Int[Array, "*batch"]:
@@ -297,28 +309,21 @@ def draw(log_probs: Float[Array, "*batch action"], uniforms: Float[Array, "*batc
     return (uniforms[..., None] >= cumulative).sum(-1)
 
 
-def _variants(actions: Int[Array, "step episode"]) -> Int[Array, "step episode"]:
-    """The artifact before each action."""
-
-    def advance(variant: Array, step_and_action: tuple[Array, Array]) -> tuple[Array, Array]:
-        step, action = step_and_action
-        return jnp.asarray(TABLES.next_variant)[step, variant, jnp.where(action < 0, FINISH, action)], variant
-
-    return lax.scan(advance, jnp.zeros(actions.shape[1], jnp.int32), (jnp.arange(len(actions)), actions))[1]
-
-
-def load_policy(folder: str | Path, dtype: DTypeLike = jnp.float32) -> tuple[LanguagePolicy, Checkpoint]:
-    """Reads a checkpoint folder as a policy for the task; its initial parameters are the checkpoint's.
+def load_policy(
+    folder: str | Path, dtype: DTypeLike = jnp.float32, task: CompiledTask | None = None
+) -> tuple[LanguagePolicy, Checkpoint]:
+    """Reads a checkpoint folder as a policy for a task, by default the article's; its initial parameters are the
+    checkpoint's.
 
     Raises:
       CheckpointError: the folder cannot be read.
       PromptError: the tokenizer or the network's limits do not fit the task's prompts.
     """
     checkpoint = load_checkpoint(folder, dtype)
-    task = tokenize_task(checkpoint.encode, checkpoint.end_of_text)
-    ids = (task.opening, task.segments, task.tree.tokens, task.tree.edge_tokens)
-    check_limits(max(int(array.max()) for array in ids), task.longest, checkpoint.config)
-    return LanguagePolicy(checkpoint.network, task), checkpoint
+    tokens = tokenize_task(checkpoint.encode, checkpoint.end_of_text, task)
+    ids = (tokens.openings, tokens.segments, tokens.tree.tokens, tokens.tree.edge_tokens)
+    check_limits(max(int(array.max()) for array in ids), tokens.longest, checkpoint.config)
+    return LanguagePolicy(checkpoint.network, tokens), checkpoint
 
 
 def check_limits(largest_id: int, longest: int, config: GPT2Config) -> None:

@@ -1,10 +1,9 @@
-"""The task as text for a causal language model, and that text as tokens.
+"""A task as text for a causal language model, and that text as tokens.
 
 A prompt grows at its end only. It opens with a header, the first observation and the cue; every action then
 appends one segment: the action, the observation it led to, and the cue for the next action. So a key/value
 cache never has to be recomputed, and a whole episode is one sequence with a cue at every step. Segments are
-tokenized once, and `tokenize_task` checks that joining their ids gives what tokenizing the joined text gives,
-for every prompt the task can make.
+tokenized once, and `tokenize_task` checks that joining their ids gives what tokenizing the joined text gives.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,17 +11,17 @@ from functools import cache
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Int
 
-from jaxrl_mini.config import UserError
-from jaxrl_mini.tasks.repair import ACTIONS, HEADER, MAX_STEPS, NUM_ACTIONS, NUM_VARIANTS, VARIANTS, BinarySearchRepair
-from jaxrl_mini.tasks.tables import TABLES
+from jaxrl_mini.config import ARTICLE, UserError
+from jaxrl_mini.tasks.compiled import ENDED, CompiledTask
+from jaxrl_mini.tasks.histories import histories
+from jaxrl_mini.tasks.segments import segments
+from jaxrl_mini.tasks.specification import load_task
 
 CUE = "\nAction:"
-CANDIDATES = tuple(f" {action}" for action in ACTIONS)
-"""What the policy scores after a cue: these texts, each followed by the end-of-text token."""
-
-CONTINUING = [action for action in range(NUM_ACTIONS) if not TABLES.submits[:, :, action].any()]
-"""The actions after which an episode can go on."""
+MAX_JOINED = 5_000
+"""Prompts up to which each is tokenized as a whole text, to be compared with its parts."""
 
 UNHEARD_OF = "\u16a0\u2042"
 """A letter and a sign that no text of the task has."""
@@ -62,8 +61,8 @@ def token_tree(candidates: Sequence[Sequence[int]], texts: Sequence[str]) -> Tok
     """Builds the tree of candidates, token ids that end with the end-of-text token.
 
     Raises:
-      PromptError: a candidate equals another one or starts like a whole other one, so that the six do not
-        exclude each other, or has no token before the end-of-text token.
+      PromptError: a candidate equals another one or starts like a whole other one, so that they do not exclude
+        each other, or has no token before the end-of-text token.
     """
     for first, ids in enumerate(candidates):
         if len(ids) < 2:
@@ -100,70 +99,91 @@ def token_tree(candidates: Sequence[Sequence[int]], texts: Sequence[str]) -> Tok
 
 
 class TaskTokens(NamedTuple):
-    """Everything a language model is ever shown of the task, in tokens."""
+    """Everything a language model is ever shown of a task, in tokens."""
 
-    opening: np.ndarray
-    """int [token]: the prompt of the first action."""
-    segments: np.ndarray
-    """int [step, variant, action, token]: what the action taken there appends, right-aligned, 0 before it."""
-    lengths: np.ndarray
-    """int [step, variant, action]: tokens in each segment."""
+    task: CompiledTask
+    openings: Int[np.ndarray, "opening token"]
+    """The prompts of the first action, right-aligned, 0 before them."""
+    opening_lengths: Int[np.ndarray, " opening"]
+    segments: Int[np.ndarray, "segment token"]
+    """What an action appends, right-aligned, 0 before it; the last row is empty, for `nothing`."""
+    lengths: Int[np.ndarray, " segment"]
     tree: TokenTree
-    """The six actions after any cue."""
-
-    @property
-    def longest(self) -> int:
-        """Tokens in the longest prompt with its longest candidate; the last token is only predicted."""
-        per_step = self.lengths.max(axis=(1, 2))
-        return len(self.opening) + int(per_step.sum()) + int(self.tree.depths.max())
+    """The actions after any cue."""
+    longest: int
+    """Tokens in the longest prompt with its longest candidate; the last token is only predicted."""
 
 
-def opening_text() -> str:
-    """The prompt of the first action."""
-    return HEADER + BinarySearchRepair().reset() + CUE
+def candidate_texts(task: CompiledTask) -> list[str]:
+    """What the policy scores after a cue: these texts, each followed by the end-of-text token."""
+    return [f" {action}" for action in task.actions]
 
 
-@cache
-def segment_text(step: int, variant: int, action: int) -> str:
-    """What an action appends to the prompt when it is taken at `step` (from 0) on the artifact `variant`."""
-    task = BinarySearchRepair()
-    task.steps, task.artifact = step, VARIANTS[variant]
-    return f" {ACTIONS[action]}\n{task.step(ACTIONS[action])}{CUE}"
+def opening_texts(task: CompiledTask) -> list[str]:
+    """The prompts of the first action."""
+    header = task.header if task.header[-1:].isspace() else task.header + "\n"
+    return [header + text + CUE for text in segments(task).openings]
 
 
-def tokenize_task(encode: Encode, end_of_text: int) -> TaskTokens:
-    """Tokenizes the task, and checks the joins of all its prompts.
+def segment_texts(task: CompiledTask) -> list[str]:
+    """What each action that an episode goes on after appends to the prompt."""
+    pieces = segments(task)
+    taken = (task.actions[action] for action in pieces.actions)
+    return [f" {action}\n{text}{CUE}" for action, text in zip(taken, pieces.texts, strict=True)]
 
-    That the joined ids of a prompt's parts equal the ids of its whole text is checked for each of the 3,906
-    prompts, one by one. That a candidate joins what precedes it is checked after each segment that can end a
-    prompt, in the shortest such prompt: by the first check, what lies further back does not reach the seam.
-    White space may vanish; another character may not, though a word may have the token for what is unknown. And no two
-    texts may have the same tokens.
+
+def tokenize_task(encode: Encode, end_of_text: int, task: CompiledTask | None = None) -> TaskTokens:
+    """Tokenizes a task, and checks the joins of its prompts.
+
+    That the joined ids of a prompt's parts equal the ids of its whole text is checked for each prompt, one by one, as
+    of the article's task for each of the 3,906; where there are more than `MAX_JOINED`, for each part behind each that
+    it can follow, in the first prompt that ends so. That a candidate joins what precedes it is checked after each
+    segment that can end a prompt, in the shortest such prompt: by the first check, what lies further back does not
+    reach the seam. White space may vanish; another character may not, though a word may have the token for what is
+    unknown. And no two texts may have the same tokens.
 
     Args:
       encode: the tokenizer.
       end_of_text: the token that ends a candidate.
+      task: the task; the article's, if it is not given.
 
     Raises:
       PromptError: naming the characters that are lost, the first join that changes tokens, or texts that cannot be
         told apart.
     """
-    shape = (MAX_STEPS - 1, NUM_VARIANTS, NUM_ACTIONS)
-    places = [(step, variant, a) for step, variant, a in np.ndindex(shape) if a in CONTINUING]
-    texts = [opening_text(), *CANDIDATES, *(segment_text(*place) for place in places)]
+    task = load_task(ARTICLE) if task is None else task
+    parts = opening_texts(task), candidate_texts(task), segment_texts(task)
+    texts = [text for part in parts for text in part]
     encoded = encode(texts)
-    opening, candidates, segments = encoded[0], encoded[1 : 1 + NUM_ACTIONS], encoded[1 + NUM_ACTIONS :]
-    if not opening:
+    ends = np.cumsum([len(part) for part in parts])
+    openings, candidates, appended = (encoded[end - len(part) : end] for part, end in zip(parts, ends, strict=True))
+    if not all(openings):
         raise PromptError("the task's first prompt has no token: give a tokenizer that knows its text")
     _check_characters(encode, texts, encoded)
-    _check_joins(encode, opening, dict(zip(places, segments, strict=True)), candidates)
-    lengths = np.zeros(shape, np.int32)
-    tokens = np.zeros((*shape, max(map(len, segments))), np.int32)
-    for place, ids in zip(places, segments, strict=True):
-        lengths[place] = len(ids)
-        tokens[place][tokens.shape[-1] - len(ids) :] = ids
-    tree = token_tree([[*ids, end_of_text] for ids in candidates], CANDIDATES)
-    return TaskTokens(np.array(opening, np.int32), tokens, lengths, tree)
+    _check_joins(encode, task, openings, appended, candidates)
+    tree = token_tree([[*ids, end_of_text] for ids in candidates], candidate_texts(task))
+    first, lengths = (np.array([len(ids) for ids in part], np.int32) for part in (openings, [*appended, []]))
+    longest = _longest(task, first, lengths) + int(tree.depths.max())
+    return TaskTokens(task, _aligned(openings), first, _aligned([*appended, []]), lengths, tree, longest)
+
+
+def _aligned(rows: Sequence[Sequence[int]]) -> Int[np.ndarray, "row token"]:
+    tokens = np.zeros((len(rows), max(1, *map(len, rows))), np.int32)
+    for row, ids in zip(tokens, rows, strict=True):
+        row[len(row) - len(ids) :] = ids
+    return tokens
+
+
+def _longest(task: CompiledTask, openings: np.ndarray, lengths: np.ndarray) -> int:
+    """Tokens in the longest prompt."""
+    pieces, longest = segments(task), np.zeros(len(task.steps), np.int64)
+    np.maximum.at(longest, task.start_node, openings[pieces.of_start])
+    first = np.searchsorted(task.steps[task.node], np.arange(task.max_steps + 1))
+    for rows in map(slice, first[:-1], first[1:]):
+        onward = np.flatnonzero(task.next_node[rows] != ENDED) + rows.start
+        reached = longest[task.node[onward]] + lengths[pieces.of_outcome[onward]]
+        np.maximum.at(longest, task.next_node[onward], reached)
+    return int(longest.max())
 
 
 def _check_characters(encode: Encode, texts: list[str], encoded: list[list[int]]) -> None:
@@ -186,23 +206,20 @@ def _check_characters(encode: Encode, texts: list[str], encoded: list[list[int]]
 
 
 def _check_joins(
-    encode: Encode, opening: list[int], segments: dict[tuple[int, int, int], list[int]], candidates: list[list[int]]
+    encode: Encode,
+    task: CompiledTask,
+    openings: list[list[int]],
+    appended: list[list[int]],
+    candidates: list[list[int]],
 ) -> None:
-    texts, joined = [opening_text()], [opening]
-    shortest: dict[tuple[int, int, int] | None, int] = {None: 0}  # last segment of a prompt -> the first such prompt
-    level = [(0, 0)]  # (prompt, artifact) after `step` actions
-    for step in range(MAX_STEPS - 1):
-        deeper = []
-        for prompt, variant in level:
-            for action in CONTINUING:
-                place = (step, variant, action)
-                shortest.setdefault(place, len(texts))
-                deeper.append((len(texts), int(TABLES.next_variant[place])))
-                texts.append(texts[prompt] + segment_text(*place))
-                joined.append(joined[prompt] + segments[place])
-        level = deeper
+    texts, joined, parts = opening_texts(task), list(openings), segment_texts(task)
+    shortest = {(opening, None): opening for opening in range(len(openings))}  # last part -> the first such prompt
+    for prompt, segment in _prompts(task):
+        shortest.setdefault((None, segment), len(texts))
+        texts.append(texts[prompt] + parts[segment])
+        joined.append(joined[prompt] + appended[segment])
     for prompt in shortest.values():
-        for candidate, ids in zip(CANDIDATES, candidates, strict=True):
+        for candidate, ids in zip(candidate_texts(task), candidates, strict=True):
             texts.append(texts[prompt] + candidate)
             joined.append(joined[prompt] + ids)
     for text, ids, expected in zip(texts, joined, encode(texts), strict=True):
@@ -212,3 +229,31 @@ def _check_joins(
                 f"the tokenizer joins parts of the prompt that ends in {text[-60:]!r}: token {at} is "
                 f"{expected[at]} in the whole text and {ids[at]} in its parts; use one that splits at spaces"
             )
+
+
+def _prompts(task: CompiledTask) -> list[tuple[int, int]]:
+    """Prompts behind the openings, shorter ones first: the number of the prompt that goes on, and the segment.
+
+    All of them; where there are too many, those by which each segment follows each part that it can follow.
+    """
+    found, pieces = histories(task), segments(task)
+    if found is not None and found.count <= MAX_JOINED:
+        rest = slice(len(pieces.openings), None)
+        return list(zip(found.parent[rest].tolist(), found.segment[rest].tolist(), strict=True))
+    ways: list[list[tuple[int, int]]] = [[] for _ in task.steps]
+    for node, after, segment in zip(task.node.tolist(), task.next_node.tolist(), pieces.of_outcome.tolist(), strict=True):
+        if after != ENDED:
+            ways[node].append((segment, after))
+    starts = zip(task.start_node.tolist(), pieces.of_start.tolist(), strict=True)
+    level = {(node, -1 - opening): opening for node, opening in starts}  # (node, last part) -> prompt
+    prompts, seams, count = list[tuple[int, int]](), set[tuple[int, int]](), len(pieces.openings)
+    while level:
+        deeper: dict[tuple[int, int], int] = {}
+        for (node, last), prompt in level.items():
+            for segment, after in ways[node]:
+                if (after, segment) not in deeper or (last, segment) not in seams:
+                    deeper.setdefault((after, segment), count + len(prompts))
+                    seams.add((last, segment))
+                    prompts.append((prompt, segment))
+        level = deeper
+    return prompts

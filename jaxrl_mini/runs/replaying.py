@@ -72,16 +72,16 @@ def _batches(recording: Recording) -> Iterator[Episodes | Play]:
 
 
 def _language_errors(recording: Recording) -> dict[str, float | None]:
-    from jaxrl_mini.learning.language_training import Run, behavior_of_taken, of_taken
+    from jaxrl_mini.learning.language_episodes import behavior_of_taken, of_taken, replayed
+    from jaxrl_mini.learning.language_training import Run
 
     config, arrays = recording.config, recording.arrays
     run, figures = Run(config), []
     for actions, rewards, recorded in zip(*(arrays[n] for n in ("actions", "rewards", "old_log_probs")), strict=True):
-        taken = jnp.asarray(np.moveaxis(actions, -1, 0), jnp.int32)
-        episodes = Episodes(np.asarray(rollout.episodes_from_actions(taken).packed))
+        episodes = replayed(run.task, np.moveaxis(actions, -1, 0))
         rewards = rewards.astype(np.float32)
         again = run.log_probs(episodes)
-        metrics = run.learn(episodes, rewards, behavior_of_taken(recorded, episodes))
+        metrics = run.learn(episodes, rewards, behavior_of_taken(recorded, episodes, len(run.task.actions)))
         by_group = np.asarray(objective.group_advantages(jnp.asarray(rewards), config.advantage))
         figures.append(
             {

@@ -15,13 +15,14 @@ from jaxrl_mini.learning.result import Result
 from jaxrl_mini.policies.language import load_policy
 from jaxrl_mini.sweeps.grid import SHARED_FIELDS, Grid, history_iterations
 from jaxrl_mini.sweeps.table_part import Stopped
+from jaxrl_mini.tasks.specification import load_task
 from jaxrl_mini.types import Columns, Settings
 
 
 def loaded(config: Config) -> language_training.Loaded:
     """The model of a run; the runs of a sweep share what is read and compiled of it."""
     with _reading:  # by one thread, while the others wait for it
-        return _loaded(str(config.model), config.dtype or "float32")
+        return _loaded(str(config.model), config.dtype or "float32", load_task(config.task))
 
 
 _loaded = lru_cache(maxsize=2)(load_policy)
@@ -69,7 +70,10 @@ def train_part(
 
 def _evaluation_columns(when: str, evaluation: Evaluation) -> Columns:
     names = ("successes", "success_rate", "mean_actions", "exact_success_rate", "exact_mean_actions")
-    return {f"{when}_{name}": np.array([getattr(evaluation, name)]) for name in names}
+    columns = {name: np.array([getattr(evaluation, name)]) for name in names}
+    if "held-out" in evaluation.splits:
+        columns["held_out_exact_success_rate"] = np.array([evaluation.splits["held-out"].exact_success_rate])
+    return {f"{when}_{name}": column for name, column in columns.items()}
 
 
 def _finite(result: Result) -> bool:

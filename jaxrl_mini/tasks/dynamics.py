@@ -33,6 +33,53 @@ class Dynamics(NamedTuple):
     start_row: Int[AnyArray, "instance draw"]
 
 
+class _Places(NamedTuple):
+    """Where outcomes and starts stand in dense arrays."""
+
+    outcomes: tuple[int, ...]
+    """The shape of an array [step, row, action, draw]."""
+    of_outcome: tuple[np.ndarray, ...]
+    starts: tuple[int, ...]
+    """The shape of an array [instance, draw]."""
+    of_start: tuple[np.ndarray, ...]
+
+
+@lru_cache(maxsize=64)
+def _places(task: CompiledTask) -> _Places:
+    first = np.searchsorted(task.steps, np.arange(task.max_steps + 1))
+    rows, draw = int(np.diff(first).max()), _numbers_within(task.node * len(task.actions) + task.action)
+    shape = task.max_steps, rows, len(task.actions), int(draw.max()) + 1
+    if (cells := int(np.prod(shape, dtype=np.int64))) > MAX_CELLS:
+        raise UserError(f"task {task.name} needs tables of {cells} cells: expected at most {MAX_CELLS}")
+    step, start_draw = task.steps[task.node], _numbers_within(task.start_instance)
+    return _Places(
+        shape,
+        (step, task.node - first[step], task.action, draw),
+        (len(task.instances), int(start_draw.max()) + 1),
+        (task.start_instance, start_draw),
+    )
+
+
+def by_outcome(
+    task: CompiledTask, values: Int[np.ndarray, " outcome"], elsewhere: int
+) -> Int[np.ndarray, "step row action draw"]:
+    """Values of outcomes in the shape of `Dynamics.next_row`, with another where there is no outcome.
+
+    Raises:
+      UserError: the table would be too large.
+    """
+    dense = np.full(_places(task).outcomes, elsewhere, np.int32)
+    dense[_places(task).of_outcome] = values
+    return dense
+
+
+def by_start(task: CompiledTask, values: Int[np.ndarray, " start"]) -> Int[np.ndarray, "instance draw"]:
+    """Values of starts in the shape of `Dynamics.start_row`."""
+    dense = np.zeros(_places(task).starts, np.int32)
+    dense[_places(task).of_start] = values
+    return dense
+
+
 @lru_cache(maxsize=64)
 def dynamics(task: CompiledTask) -> Dynamics:
     """A task's, made once.
@@ -40,30 +87,19 @@ def dynamics(task: CompiledTask) -> Dynamics:
     Raises:
       UserError: the tables would be too large.
     """
+    places = _places(task)
+    rows, step = places.outcomes[1], places.of_outcome[0]
     first = np.searchsorted(task.steps, np.arange(task.max_steps + 1))
-    rows, draw = int(np.diff(first).max()), _numbers_within(task.node * len(task.actions) + task.action)
-    shape = task.max_steps, rows, len(task.actions), int(draw.max()) + 1
-    if (cells := int(np.prod(shape, dtype=np.int64))) > MAX_CELLS:
-        raise UserError(f"task {task.name} needs tables of {cells} cells: expected at most {MAX_CELLS}")
-    step = task.steps[task.node]
-    place = step, task.node - first[step], task.action, draw
     ended = task.next_node == ENDED
-    next_row, submission = np.full(shape, rows, np.int32), np.zeros(shape, np.int32)
-    next_row[place] = np.where(ended, rows, task.next_node - first[step + 1])
-    submission[place] = task.submission - ENDED
     view = np.zeros((task.max_steps, rows + 1), np.int32)
     view[task.steps, np.arange(len(task.steps)) - first[task.steps]] = task.contexts % task.width
-    start_draw = _numbers_within(task.start_instance)
-    starts = len(task.instances), int(start_draw.max()) + 1
-    start_row = np.zeros(starts, np.int32)
-    start_row[task.start_instance, start_draw] = task.start_node
     return Dynamics(
-        bounds=_bounds(shape, place, task.chance),
-        next_row=next_row,
-        submission=submission,
+        bounds=_bounds(places.outcomes, places.of_outcome, task.chance),
+        next_row=by_outcome(task, np.where(ended, rows, task.next_node - first[step + 1]), rows),
+        submission=by_outcome(task, task.submission - ENDED, 0),
         view=view,
-        start_bounds=_bounds(starts, (task.start_instance, start_draw), task.start_chance),
-        start_row=start_row,
+        start_bounds=_bounds(places.starts, places.of_start, task.start_chance),
+        start_row=by_start(task, task.start_node),
     )
 
 
