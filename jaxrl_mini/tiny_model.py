@@ -95,7 +95,6 @@ def make_tiny_model(
       UserError: the folder cannot be written, or is not empty and not to be overwritten, nor the same model; or there is
         no such task.
     """
-    import jax
     import jax.numpy as jnp
     from flax import nnx
 
@@ -110,8 +109,8 @@ def make_tiny_model(
 
     compiled = load_task(task)
     made_by = {"tokenizer": tokenizer, "layers": layers, "width": width, "heads": heads, "seed": seed}
-    made_by |= {"command": "tiny_model", "warm_start": warm_start, **({} if task == ARTICLE else {"task": task})}
-    place = folders.Destination(folder, overwrite, folders.made_by(made_by))
+    made_by |= {"command": "tiny_model", "warm_start": warm_start}
+    place = folders.Destination(folder, overwrite, folders.made_by(made_by, compiled))
     built = (_word_tokenizer if tokenizer == "word" else _bpe_tokenizer)(_texts(compiled))
     built.encode_special_tokens = True
 

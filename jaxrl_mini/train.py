@@ -111,7 +111,9 @@ def main(arguments: list[str]) -> None:
         if config.exact_gradient:
             stacked(task, "train")
         if flags.trajectories is not None and config.backend == "hf":
-            raise UserError(f"--trajectories {flags.trajectories} of a language model is for task {ARTICLE} alone: leave it out")
+            raise UserError(
+                f"--trajectories {flags.trajectories} of a language model is for task {ARTICLE} alone: leave it out"
+            )
     trackers.check(flags.track, resuming=flags.resume)
     if flags.trajectories is not None and config.exact_gradient:
         raise UserError("--trajectories has no use with --exact-gradient: no sampled episode leads to that update")
@@ -180,10 +182,12 @@ def main(arguments: list[str]) -> None:
 
 def _destination(folder: str, config: Config, overwrite: bool) -> "Destination":
     from jaxrl_mini.policies import folders, saved
+    from jaxrl_mini.tasks.specification import load_task
 
     if config.backend == "table":
         return saved.destination(folder, config, overwrite)
-    return folders.Destination(folder, overwrite, folders.made_by({"command": "train", "config": config.to_dict()}))
+    settings = {"command": "train", "config": config.to_dict()}
+    return folders.Destination(folder, overwrite, folders.made_by(settings, load_task(config.task)))
 
 
 def _write_policy(result: "Result", place: "Destination") -> None:

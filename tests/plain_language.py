@@ -11,8 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxrl_mini.policies.prompts import CANDIDATES, CUE, HEADER
-from jaxrl_mini.tasks.repair import ACTIONS, BinarySearchRepair
+from jaxrl_mini.policies.prompts import CUE
+from jaxrl_mini.tasks.repair import ACTIONS, HEADER, BinarySearchRepair
+
+CANDIDATES = tuple(f" {action}" for action in ACTIONS)
 
 
 def prompt_after(actions) -> str:

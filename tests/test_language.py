@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from functools import cache, partial
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -10,16 +10,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plain_language import plain_log_probs, prompt_after
+from plain_language import CANDIDATES, plain_log_probs, prompt_after
 
 from jaxrl_mini import load_player, play
 from jaxrl_mini.exact.expectations import expectations
-from jaxrl_mini.learning import language_training
+from jaxrl_mini.learning import language_episodes, language_training
 from jaxrl_mini.policies import language, score_candidates
 from jaxrl_mini.policies.language import draw, load_policy
 from jaxrl_mini.policies.pretrained import load_checkpoint
-from jaxrl_mini.policies.prompts import CANDIDATES, PromptError, token_tree, tokenize_task
-from jaxrl_mini.tasks.histories import enumerate_histories
+from jaxrl_mini.policies.prompts import PromptError, token_tree, tokenize_task
+from jaxrl_mini.policies.scenes import Start, scene
+from jaxrl_mini.tasks.histories import histories
 from jaxrl_mini.tasks.repair import ACTIONS, MAX_STEPS
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -49,6 +50,19 @@ def episodes(seed, count=EPISODES):
     return np.where(ended, -1, actions).astype(np.int32)
 
 
+def shown(policy, actions):
+    """What episodes were shown that took these actions."""
+    return language_episodes.replayed(policy.task.task, actions[..., None]).played.prompts
+
+
+def played(policy, params, uniforms):
+    """Actions drawn with these numbers, -1 after the end, and the log-probabilities they were drawn from."""
+    nothing = np.zeros(uniforms.shape[1], np.int32)
+    start = Start(nothing, nothing, uniforms, None)
+    episodes, behavior = language_episodes.play(policy, params, scene(policy.task.task), start)
+    return language_episodes.taken(language_episodes.Batch(episodes, nothing), 6), behavior
+
+
 @pytest.mark.parametrize("name", ["tiny-gpt2-word", "tiny-gpt2-bpe"])
 def test_candidates_score_as_in_an_independent_implementation(golden, name):
     expected = json.loads((golden / name / "expected.json").read_text())
@@ -75,7 +89,7 @@ def live_prompts(actions):
 def test_packed_episodes_score_like_every_prompt_and_candidate_in_a_row_of_its_own(loaded):
     policy, checkpoint = loaded
     actions = episodes(0)
-    packed = language_training.log_probs(policy, checkpoint.params, actions)
+    packed = language_training.log_probs(policy, checkpoint.params, shown(policy, actions))
     places, prompts = live_prompts(actions)
     np.testing.assert_allclose(packed[places], plain_log_probs(checkpoint, checkpoint.params, prompts), atol=1e-5)
     assert np.isfinite(packed).all()
@@ -91,7 +105,7 @@ def test_gradients_of_packed_episodes_are_the_plain_ways(golden):
         return (weights * plain_log_probs(checkpoint, params, prompts)).sum()
 
     def packed(params):
-        return (weights * policy.log_probs(params, jnp.asarray(actions))[places]).sum()
+        return (weights * policy.log_probs(params, shown(policy, actions))[places]).sum()
 
     want, got = (jax.jit(jax.grad(f))(checkpoint.params) for f in (plain, packed))
     scale = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(want))
@@ -103,7 +117,10 @@ def test_gradients_of_packed_episodes_are_the_plain_ways(golden):
 @given(data=st.data())
 def test_what_happens_later_or_elsewhere_changes_no_score(word, data):
     policy, checkpoint = word
-    score = partial(language_training.log_probs, policy)
+
+    def score(params, actions):
+        return language_training.log_probs(policy, params, shown(policy, actions))
+
     actions = episodes(data.draw(st.integers(0, 10**6)))
     step = data.draw(st.integers(0, MAX_STEPS - 1))
     changed = actions.copy()
@@ -117,10 +134,10 @@ def test_what_happens_later_or_elsewhere_changes_no_score(word, data):
 def test_the_sampler_draws_from_what_the_learner_computes(word):
     policy, checkpoint = word
     uniforms = jax.random.uniform(jax.random.key(3), (MAX_STEPS, AT_ONCE))
-    actions, behavior = language_training.play(policy, checkpoint.params, uniforms)
+    actions, behavior = played(policy, checkpoint.params, uniforms)
     live = np.asarray(actions) >= 0
     parts = np.split(np.asarray(actions), AT_ONCE // EPISODES, axis=1)
-    scored = [language_training.log_probs(policy, checkpoint.params, part) for part in parts]
+    scored = [language_training.log_probs(policy, checkpoint.params, shown(policy, part)) for part in parts]
     log_probs = np.concatenate(scored, axis=1)
     ratios = np.exp(np.asarray(log_probs - behavior))[live]
     np.testing.assert_allclose(ratios, 1.0, atol=1e-5)
@@ -130,7 +147,7 @@ def test_the_sampler_draws_from_what_the_learner_computes(word):
 def test_an_episode_is_over_after_finish_and_not_before(word):
     policy, checkpoint = word
     uniforms = jax.random.uniform(jax.random.key(4), (MAX_STEPS, AT_ONCE))
-    actions, behavior = (np.asarray(x) for x in language_training.play(policy, checkpoint.params, uniforms))
+    actions, behavior = (np.asarray(x) for x in played(policy, checkpoint.params, uniforms))
     finished = np.cumsum(actions == FINISH, axis=0) - (actions == FINISH) > 0
     np.testing.assert_array_equal(actions == -1, finished)
     assert (behavior[finished] == 0).all()
@@ -140,8 +157,8 @@ def test_an_episode_is_over_after_finish_and_not_before(word):
 def test_an_episodes_draws_do_not_depend_on_its_neighbours(word):
     policy, checkpoint = word
     uniforms = jax.random.uniform(jax.random.key(5), (MAX_STEPS, AT_ONCE))
-    together, _ = language_training.play(policy, checkpoint.params, uniforms)
-    swapped, _ = language_training.play(policy, checkpoint.params, uniforms[:, ::-1])
+    together, _ = played(policy, checkpoint.params, uniforms)
+    swapped, _ = played(policy, checkpoint.params, uniforms[:, ::-1])
     np.testing.assert_array_equal(together, swapped[:, ::-1])
 
 
@@ -153,27 +170,25 @@ def test_actions_follow_the_inverse_distribution_function():
 
 def test_histories_score_like_the_plain_way(loaded):
     policy, checkpoint = loaded
-    histories = enumerate_histories()
+    found = histories(policy.task.task)
     every, some = (
-        np.asarray(language_training.history_log_probs(policy, checkpoint.params, can_succeed))
-        for can_succeed in (False, True)
+        language_training.history_log_probs(policy, checkpoint.params, can_succeed) for can_succeed in (None, "train")
     )
-    np.testing.assert_array_equal(some[histories.can_succeed], every[histories.can_succeed])
-    np.testing.assert_array_equal(some[~histories.can_succeed], np.float32(-np.log(6)))
-    picked = np.array([0, 1, 4, 17, 100, 600, 2000, len(histories.step) - 1])
-    prompts = [prompt_after([histories.action[h] for h in [*histories.ancestors[last], last] if h]) for last in picked]
+    can_succeed = found.can_succeed([0])
+    np.testing.assert_array_equal(some[can_succeed], every[can_succeed])
+    np.testing.assert_array_equal(some[~can_succeed], np.float32(-np.log(6)))
+    picked = np.array([0, 1, 4, 17, 100, 600, 2000, found.count - 1])
+    prompts = [prompt_after([found.action[h] for h in [*found.ancestors[last], last] if h]) for last in picked]
     np.testing.assert_allclose(every[picked], plain_log_probs(checkpoint, checkpoint.params, prompts), atol=1e-5)
 
 
 def test_exact_success_lies_in_the_interval_of_a_sampled_estimate(word):
     policy, checkpoint = word
-    histories = enumerate_histories()
-    log_probs = language_training.history_log_probs(policy, checkpoint.params, False)
-    exact = expectations(histories, log_probs, np.array([0.0, 0.0, 0.0, 1.0]))
+    exact = expectations(histories(policy.task.task), language_training.history_log_probs(policy, checkpoint.params))
     successes, lengths, count = 0, [], 160 * AT_ONCE
     for chunk in range(160):
         uniforms = jax.random.uniform(jax.random.key(chunk), (MAX_STEPS, AT_ONCE))
-        actions = np.asarray(language_training.play(policy, checkpoint.params, uniforms)[0])
+        actions, _ = played(policy, checkpoint.params, uniforms)
         low, high = np.zeros((2, actions.shape[1]), bool)
         for row in actions:
             low, high = (low | (row == 1)) & (row != 3), high | (row == 2)
@@ -260,7 +275,8 @@ def test_bfloat16_computes_close_to_float32(golden):
     policy, checkpoint = load(golden / "tiny-gpt2-word")
     half, _ = load_policy(golden / "tiny-gpt2-word", jnp.bfloat16)
     actions = episodes(6)
-    full, rounded = (language_training.log_probs(p, checkpoint.params, actions) for p in (policy, half))
+    prompts = shown(policy, actions)
+    full, rounded = (language_training.log_probs(p, checkpoint.params, prompts) for p in (policy, half))
     assert rounded.dtype == jnp.float32
     difference = np.abs(full - rounded)[actions >= 0]
     assert 1e-5 < difference.max() < 0.2
@@ -279,7 +295,7 @@ def test_a_language_model_plays_too(word, tiny_folder, capsys):
     player, (_, checkpoint) = load_player(tiny_folder), word
     play.play(player.task, 7, player)
     assert capsys.readouterr().out.rstrip().endswith(("success", "failure"))
-    histories = [], [ACTIONS.index("fix_low"), ACTIONS.index("read")]
-    probabilities = [player.probabilities(actions) for actions in histories]
-    expected = plain_log_probs(checkpoint, checkpoint.params, [prompt_after(actions) for actions in histories])
+    taken = [], [ACTIONS.index("fix_low"), ACTIONS.index("read")]
+    probabilities = [player.probabilities(actions) for actions in taken]
+    expected = plain_log_probs(checkpoint, checkpoint.params, [prompt_after(actions) for actions in taken])
     np.testing.assert_allclose(np.log(probabilities), expected, atol=1e-4)

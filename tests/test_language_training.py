@@ -14,12 +14,13 @@ from stopping import assert_same, kept_run, stop_after_each_iteration
 from jaxrl_mini import load_player, objective, sweep
 from jaxrl_mini.config import Config, UserError
 from jaxrl_mini.episodes import rollout
-from jaxrl_mini.learning import language_training, training
+from jaxrl_mini.learning import language_episodes, language_training, training
 from jaxrl_mini.learning.checkpoint import Checkpoints
 from jaxrl_mini.learning.language_training import MICRO_BATCH, Run
 from jaxrl_mini.learning.training import Sizes
 from jaxrl_mini.policies.language import load_policy
 from jaxrl_mini.runs import records
+from jaxrl_mini.tasks.histories import histories
 from jaxrl_mini.tasks.repair import NUM_ACTIONS
 from jaxrl_mini.types import Settings
 
@@ -36,12 +37,19 @@ def word(tiny_folder):
 
 def iterate(word, params, verdicts, *, sizes=SIZES, settings=SETTINGS, micro_batch=MICRO_BATCH, number=0):
     policy, checkpoint = word
-    drawn = (policy, params, np.array(7, np.uint32), number, verdicts)
-    episodes, rewards, behavior = language_training.sample(*drawn, sizes=sizes)
+    drawn = {"groups": sizes.groups, "group_size": sizes.group_size}
+    episodes, behavior = language_episodes.sample(policy, params, np.array(7, np.uint32), number, **drawn)
+    actions = language_episodes.taken(episodes, NUM_ACTIONS)
+    packed = rollout.episodes_from_actions(actions.reshape(6, *episodes.shape))
+    rewards = np.asarray(rollout.grade(packed, verdicts))
+    merged = objective.merge([actions], -(-rewards.size // micro_batch) * micro_batch)
+    prompts = episodes.played.prompts
     return language_training.learn(
         policy,
         training.initial_state(jax.tree.map(jnp.copy, params)),
-        language_training.history_log_probs(policy, checkpoint.params, False),
+        language_training.Reference(language_training.history_log_probs(policy, checkpoint.params), None),
+        histories(policy.task.task).numbers(prompts.openings, prompts.segments)[:, merged.first],
+        merged,
         episodes,
         rewards,
         behavior,
@@ -94,9 +102,11 @@ def test_one_step_is_that_of_a_plain_loop_over_actions(word):
     )
     verdicts = submitted([0, 1])
     _, log, reference = iterate(word, params, verdicts)
-    rewards = np.asarray(rollout.grade(log.episodes, jnp.asarray(verdicts)))
+    choices = np.asarray(log.episodes.choices)
+    episodes = rollout.episodes_from_actions(np.where(choices >= 0, choices % NUM_ACTIONS, -1))
+    rewards = np.asarray(rollout.grade(episodes, verdicts))
     assert 0 < rewards[0].sum() < 4
-    loss, kl, norm = plain_step(checkpoint, params, log.episodes, rewards, SETTINGS, params)
+    loss, kl, norm = plain_step(checkpoint, params, episodes, rewards, SETTINGS, params)
     measured = objective.measure(log.log_probs, log.behavior, reference, log.credit, SETTINGS, "grpo")
     np.testing.assert_allclose(measured["loss"], loss, atol=1e-5)
     np.testing.assert_allclose(measured["mean_kl"], kl, rtol=1e-3)
@@ -116,11 +126,11 @@ def test_the_micro_batch_changes_memory_not_the_update(word):
 
 
 def test_repeated_episodes_are_scored_once_and_count_as_often_as_they_were_played():
-    actions = np.array([[[5, 0, 5, 5]], [[-1, 5, -1, -1]]] + [[[-1] * 4]] * 4)  # three finish at once, one reads first
-    episodes = rollout.episodes_from_actions(jnp.asarray(actions))
+    actions = np.array([[5, 0, 5, 5], [-1, 5, -1, -1]] + [[-1] * 4] * 4)  # three finish at once, one reads first
     rewards = jnp.array([[1.0, 0.0, 0.0, 1.0]])
     advantages = objective.advantages(rewards, method="grpo")
-    rows, credit = objective.history_credit(episodes, rewards, advantages, 6)
+    rows = objective.merge([actions], 6)
+    _, credit = objective.history_credit(rows, jnp.asarray(actions), rewards, advantages, actions=6)
     assert rows.filled == 2
     counts = credit.counts.reshape(6, 6, NUM_ACTIONS)
     assert counts.sum() == 5

@@ -4,18 +4,18 @@ import re
 from unittest import mock
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import io_callback
 
-from jaxrl_mini import tiny_model
+from jaxrl_mini import objective, tiny_model
 from jaxrl_mini.config import BLOCK, Config
 from jaxrl_mini.episodes.packed import Episodes
-from jaxrl_mini.learning import block, language_training, training
+from jaxrl_mini.learning import block, language_episodes, language_training, training
 from jaxrl_mini.policies import language, table
+from jaxrl_mini.policies.scenes import in_chunks, reading, scene
 from jaxrl_mini.runs import replaying
-from jaxrl_mini.tasks.histories import enumerate_histories
+from jaxrl_mini.tasks.histories import histories
 from jaxrl_mini.tasks.repair import MAX_STEPS, NUM_ACTIONS, NUM_STATES, NUM_VARIANTS
 from jaxrl_mini.types import Distribution, Settings
 
@@ -94,18 +94,26 @@ def model(tiny_folder):
 
 def test_a_language_models_rollout_stays_on_the_device(model):
     policy, checkpoint = model
-    assert_stays(language_training.play.trace(policy, checkpoint.params, zeros(MAX_STEPS, 32)))
+    task, seed = policy.task.task, np.uint32(7)
+    _, start = language_episodes.begin(task, "train", seed, 0, stream=0, groups=32, group_size=1)
+    assert_stays(language_episodes.play.trace(policy, checkpoint.params, scene(task), start))
 
 
 @pytest.mark.parametrize("method", ["grpo", "rs-sft"])
 def test_a_language_models_update_stays_on_the_device(model, method):
     policy, checkpoint = model
     config = Config(backend="hf", model="x", method=method)
+    batch = np.full((MAX_STEPS, config.groups, config.group_size), -1)
+    batch[0] = 0
+    episodes = language_episodes.replayed(policy.task.task, batch)
+    merged = objective.merge([episodes.played.choices], config.groups * config.group_size)
     traced = language_training.learn.trace(
         policy,
         training.initial_state(checkpoint.params),
-        zeros(len(enumerate_histories().step), NUM_ACTIONS),
-        Episodes(np.zeros((config.groups, config.group_size), np.int32)),
+        language_training.Reference(zeros(3906, NUM_ACTIONS), None),
+        np.zeros((MAX_STEPS, len(merged.first)), np.int32),
+        merged,
+        episodes,
         zeros(config.groups, config.group_size),
         zeros(MAX_STEPS, config.groups * config.group_size, NUM_ACTIONS),
         jax.tree.map(np.float32, Settings.of(config)),
@@ -117,13 +125,17 @@ def test_a_language_models_update_stays_on_the_device(model, method):
 
 def test_a_language_models_exact_evaluation_stays_on_the_device(model):
     policy, checkpoint = model
-    assert_stays(language_training.history_log_probs.trace(policy, checkpoint.params, np.array(False)))
+    found = histories(policy.task.task)
+    laid = reading(found)
+    order = in_chunks(found, np.ones(found.count, bool), laid.waves, 32)
+    read = language_training.read_histories
+    assert_stays(read.trace(policy, checkpoint.params, laid.pages, order, np.int32(1), room=laid.room))
 
 
 def test_a_language_models_scores_of_episodes_stay_on_the_device(model):
     policy, checkpoint = model
-    actions = jnp.zeros((MAX_STEPS, 32), jnp.int32)
-    assert_stays(language_training.log_probs.trace(policy, checkpoint.params, actions))
+    episodes = language_episodes.replayed(policy.task.task, np.zeros((MAX_STEPS, 32, 1), np.int32))
+    assert_stays(language_training.log_probs.trace(policy, checkpoint.params, episodes.played.prompts))
 
 
 class Reached(Exception):

@@ -10,14 +10,13 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from plain_language import plain_log_probs
+from plain_language import CANDIDATES, plain_log_probs
 from safetensors.numpy import load_file, save_file
 
 from jaxrl_mini.config import UserError
 from jaxrl_mini.policies import score_candidates
 from jaxrl_mini.policies.folders import Destination
 from jaxrl_mini.policies.pretrained import CheckpointError, load_checkpoint, save_checkpoint
-from jaxrl_mini.policies.prompts import CANDIDATES
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 

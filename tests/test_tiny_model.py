@@ -2,14 +2,15 @@
 
 import json
 
-import jax
 import numpy as np
 import pytest
 
 from jaxrl_mini import tiny_model
 from jaxrl_mini.exact.expectations import expectations
+from jaxrl_mini.learning import language_training
+from jaxrl_mini.policies import warm_start
 from jaxrl_mini.policies.language import load_policy
-from jaxrl_mini.tasks.histories import enumerate_histories
+from jaxrl_mini.tasks.histories import histories
 
 
 def test_a_word_tokenizer_has_one_token_per_action(command, tmp_path):
@@ -20,7 +21,7 @@ def test_a_word_tokenizer_has_one_token_per_action(command, tmp_path):
     assert (checkpoint.config.n_layer, checkpoint.config.n_embd, checkpoint.config.n_head) == (1, 8, 2)
     assert json.loads(outcome.out[-1])["output"] == "tiny"
     unknown = checkpoint.encode(["word-that-is-not-in-the-task"])[0][0]
-    assert unknown not in policy.task.opening and unknown not in policy.task.segments
+    assert unknown not in policy.task.openings and unknown not in policy.task.segments
 
 
 def test_a_bpe_tokenizer_has_actions_of_several_tokens(command, tmp_path):
@@ -39,13 +40,13 @@ def test_the_seed_decides_the_weights(tmp_path):
 @pytest.mark.usefixtures("quick_to_compile")
 @pytest.mark.parametrize("tokenizer, width", [("word", 16), pytest.param("bpe", 32, marks=pytest.mark.full)])
 def test_a_warm_start_plays_like_uniform_play(tmp_path, monkeypatch, tokenizer, width):
-    monkeypatch.setattr(tiny_model, "WARM_START_STEPS", 300)
+    monkeypatch.setattr(warm_start, "STEPS", 300)
     reached = tiny_model.make_tiny_model(tmp_path / "tiny", tokenizer, layers=1, width=width, warm_start=True)
     assert np.log(6) <= reached["warm_start_losses"]["candidates"] < np.log(6) + 0.3
     assert reached["warm_start_losses"]["observations"] < 1.5  # the logarithm of the vocabulary of bpe, 368, is 5.9
     policy, checkpoint = load_policy(tmp_path / "tiny")
-    log_probs = jax.jit(policy.history_log_probs)(checkpoint.params, can_succeed=True)
-    success = expectations(enumerate_histories(), log_probs, np.array([0.0, 0.0, 0.0, 1.0])).success
+    log_probs = language_training.history_log_probs(policy, checkpoint.params, "train")
+    success = expectations(histories(policy.task.task), log_probs).success
     assert 0.04 < success < 0.1
 
 

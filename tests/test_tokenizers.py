@@ -6,12 +6,14 @@ import shutil
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
+from jaxrl_mini import config
 from jaxrl_mini.policies import prompts
 from jaxrl_mini.policies.pretrained import CheckpointError, load_checkpoint
 from jaxrl_mini.policies.prompts import PromptError, tokenize_task
+from jaxrl_mini.tasks.specification import load_task
 
-TASK = [prompts.opening_text(), *prompts.CANDIDATES, *(prompts.segment_text(step, 3, a) for step in range(5)
-        for a in prompts.CONTINUING), prompts.segment_text(0, 0, 0)]  # fmt: skip
+ARTICLE = load_task(config.ARTICLE)
+TASK = [*prompts.opening_texts(ARTICLE), *prompts.candidate_texts(ARTICLE), *prompts.segment_texts(ARTICLE)]
 
 
 @pytest.fixture

@@ -125,8 +125,12 @@ def test_a_language_models_credit_sums_up_to_the_tables(aggregation):
     actions, rewards = random_episodes(3, 5)
     episodes = episodes_from_actions(jnp.moveaxis(jnp.asarray(actions), 2, 0))
     advantages = objective.advantages(jnp.asarray(rewards), method="grpo")
-    merged, ours = objective.history_credit(episodes, jnp.asarray(rewards), advantages, 16, variant)
-    states = merged.episodes.states.T.ravel()
+    taken = np.asarray(episodes.actions).reshape(6, -1)
+    merged = objective.merge([taken], 16)
+    rows, ours = objective.history_credit(
+        merged, jnp.asarray(taken), jnp.asarray(rewards), advantages, variant, actions=6
+    )
+    states = episodes_from_actions(rows[:, None]).states[:, 0].T.ravel()
     for name, sums in plain_credit(actions, rewards, variant)._asdict().items():
         added = np.zeros(sums.shape)
         np.add.at(added, states, np.asarray(getattr(ours, name)))

@@ -58,6 +58,26 @@ def success_and_actions(make, instance, policy):
     return tuple(sum(chance * one[i] for chance, one in walked) for i in range(2))
 
 
+def success_and_actions_of_texts(make, instance, policy):
+    """The same of a policy that remembers what it saw and did: (observation, (action, observation), ...)."""
+
+    def walk(task, texts):
+        success, actions = 0.0, 1.0
+        for number, (action, probability) in enumerate(zip(task.actions, policy(texts), strict=True)):
+            for chance, after, text in alternatives(task, "step", action):
+                if after.ended:
+                    accepted = 0.0 if after.submission is None else task.verify(after.submission, instance)
+                    success += probability * chance * accepted
+                else:
+                    more = walk(after, (*texts, (number, text)))
+                    success += probability * chance * more[0]
+                    actions += probability * chance * more[1]
+        return success, actions
+
+    walked = [(chance, walk(task, (text,))) for chance, task, text in alternatives(make(), "reset", instance)]
+    return tuple(sum(chance * one[i] for chance, one in walked) for i in range(2))
+
+
 def uniform(view, step, actions):
     return [1 / actions] * actions
 

@@ -87,9 +87,7 @@ def grade(
     return np.asarray(play_any.grade(with_run, grounds(task).accepted, seed[None], number, stream=stream))[..., 0]
 
 
-def evaluate(
-    policy: LanguagePolicy, params: PyTree, split: str, seed: Seeds, episodes: int
-) -> Int[np.ndarray, " 3"]:
+def evaluate(policy: LanguagePolicy, params: PyTree, split: str, seed: Seeds, episodes: int) -> Int[np.ndarray, " 3"]:
     """Successes, actions and squared lengths of so many sampled episodes of a split, each a group of its own."""
     task, sums = policy.task.task, np.zeros(3, np.int64)
     stream = rollout.EVALUATION + SPLIT * list(task.splits).index(split)
@@ -100,7 +98,7 @@ def evaluate(
         done = [play(policy, params, scene(task), one)[0] for one in cut]
         played = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=-1), *done)
         batch = Batch(played, instance[: played.choices.shape[1]])
-        lengths = batch.by_group.lengths
+        lengths = (played.choices >= 0).sum(axis=0)[:, None]
         columns = grade(task, batch, seed, chunk, stream=stream), lengths, lengths * lengths
         sums += [column[: episodes - first].sum(dtype=np.int64) for column in columns]
     return sums

@@ -39,6 +39,7 @@ from jaxrl_mini.tasks.histories import histories
 from jaxrl_mini.tasks.specification import load_task
 from jaxrl_mini.types import AnyArray, Settings
 
+
 def accumulated(policy: LanguagePolicy, prompts: Prompts, filled: Int[Array, ""], size: int) -> Backward:
     """The language model's `Backward`: gradients add up over micro-batches of `size` rows, padding takes none."""
     steps = len(prompts.segments) + 1
@@ -304,7 +305,8 @@ class Run:
 
     def exact_success_rate(self, split: str = "train") -> float:
         """Success probability of the policy now on a split, over the histories that can still succeed; NaN where
-        there are too many."""
+        there are too many.
+        """
         if self.histories is None:
             return np.nan
         return expectations(self.histories, self.history_log_probs(split), self.task.splits[split]).success

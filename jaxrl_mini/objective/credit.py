@@ -259,12 +259,12 @@ class Merged(NamedTuple):
 
     first: Int[AnyArray, " row"]
     """Which of the batch's episodes, flattened, is the first of each row; any for the rows that are padding."""
-    row_of: Int[AnyArray, " episode"]
+    row_of: Int[AnyArray, " batch"]
     filled: Int[AnyArray, ""]
     """The rows past these are padding."""
 
 
-def merge(episodes: Sequence[Int[np.ndarray, "step episode"]], rows: int) -> Merged:
+def merge(episodes: Sequence[Int[np.ndarray, "... batch"]], rows: int) -> Merged:
     """Merges episodes that are alike in all of some arrays, in the order of the last step, then of the one before.
 
     Args:
@@ -279,7 +279,7 @@ def merge(episodes: Sequence[Int[np.ndarray, "step episode"]], rows: int) -> Mer
 
 def history_credit(
     merged: Merged,
-    taken: Int[Array, "step episode"],
+    taken: Int[Array, "step batch"],
     rewards: Float[Array, "group episode"],
     advantages: Advantages,
     variant: Variant = DEFAULT_VARIANT,

@@ -13,9 +13,10 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from jaxrl_mini.config import UserError
+from jaxrl_mini.config import ARTICLE, UserError
 from jaxrl_mini.machine import files
 from jaxrl_mini.machine.files import flush
+from jaxrl_mini.tasks.compiled import CompiledTask
 
 TABLE, LANGUAGE = "policy.json", "config.json"
 """The file that says what a folder holds: a table policy, or a Hugging Face checkpoint."""
@@ -41,9 +42,33 @@ Origin = Mapping[str, bytes]
 """What a folder came from, as files in it: the same again may replace it unasked."""
 
 
-def made_by(settings: Mapping[str, object]) -> Origin:
-    """The origin of a checkpoint."""
-    return {MADE_BY: (json.dumps(settings, indent=1) + "\n").encode()}
+def made_by(settings: Mapping[str, object], task: CompiledTask) -> Origin:
+    """The origin of a checkpoint that was made for a task."""
+    of_task = {} if task.name == ARTICLE else {"task": task.name, "task_digest": task.digest}
+    return {MADE_BY: (json.dumps({**settings, **of_task}, indent=1) + "\n").encode()}
+
+
+def task_of(folder: str | os.PathLike[str]) -> tuple[str, str] | None:
+    """The task that a checkpoint was made for, and its digest; None where the folder says of none.
+
+    Raises:
+      UserError: what it says cannot be read.
+    """
+    path = Path(folder) / MADE_BY
+    try:
+        data = json.loads(files.read(path, MAX_BYTES))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UserError(f"{str(path)!r} cannot be read ({error.strerror})") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{str(path)!r} is not JSON") from error
+    found = [data.get(name) for name in ("task", "task_digest")] if isinstance(data, dict) else []
+    if not any(found):
+        return None
+    if not all(isinstance(one, str) for one in found):
+        raise UserError(f"{str(path)!r} names task {found[0]!r} with digest {found[1]!r}: expected text")
+    return found[0], found[1]
 
 
 def digests(folder: str | os.PathLike[str]) -> dict[str, str]:

@@ -50,7 +50,7 @@ class Context(NamedTuple):
         visible, length = (jnp.broadcast_to(x, (rows, *x.shape[1:])) for x in (self.visible, self.length))
         return Context(cache, visible, length)
 
-    def of(self, texts: Int[Array, " row"]) -> "Context":
+    def of(self, texts: Int[AnyArray, " row"]) -> "Context":
         """For each row the text of one of these."""
         if len(self.length) == 1:
             return self.repeat(len(texts))
@@ -146,23 +146,19 @@ class LanguagePolicy:
           Scores before normalization; after an episode's end they are finite and mean nothing.
         """
         first, context = self.read_openings(params)
-        openings, shown = prompts.openings, self.placement.rows(prompts.segments, axis=1)
+        openings, shown = prompts.openings, self.placement.rows(jnp.asarray(prompts.segments), axis=1)
         first = jnp.broadcast_to(first, (len(openings), first.shape[1])) if len(first) == 1 else first[openings]
         if not len(shown):
             return first[None]
         tokens, lengths = self._segments(shown)
-        later, _ = score(
-            self._merge(params), self.task.tree, tokens.swapaxes(0, 1), lengths.T, context.of(openings)
-        )
+        later, _ = score(self._merge(params), self.task.tree, tokens.swapaxes(0, 1), lengths.T, context.of(openings))
         return jnp.concatenate([first[None], later.swapaxes(0, 1)])
 
     def log_probs(self, params: PyTree, prompts: Prompts) -> Float[Array, "step episode action"]:
         """Log-probabilities of all actions at every step of some episodes: the softmax of `scores`."""
         return jax.nn.log_softmax(self.scores(params, prompts))
 
-    def sample(
-        self, params: PyTree, scene: Scene, start: Start
-    ) -> tuple[Played, Float[Array, "step episode action"]]:
+    def sample(self, params: PyTree, scene: Scene, start: Start) -> tuple[Played, Float[Array, "step episode action"]]:
         """Plays episodes, appending to a key/value cache; it stops when all of them have ended.
 
         Args:
@@ -286,9 +282,7 @@ class LanguagePolicy:
             kept = jax.tree.map(lambda x, y: x.at[:, page].set(y, mode="drop"), kept, new)
             return log_probs.at[these].set(jax.nn.log_softmax(scores[:, 0])), kept
 
-        empty = jax.tree.map(
-            lambda x: jnp.zeros((len(x), room, x.shape[2], width, x.shape[4]), x.dtype), opening.cache
-        )
+        empty = jax.tree.map(lambda x: jnp.zeros((len(x), room, x.shape[2], width, x.shape[4]), x.dtype), opening.cache)
         log_probs = jnp.full((len(pages.segment), actions), -np.log(actions), jnp.float32)
         log_probs = log_probs.at[: len(first)].set(jax.nn.log_softmax(first))
         return lax.fori_loop(0, count, read, (log_probs, empty))[0] if len(order) else log_probs
@@ -296,9 +290,7 @@ class LanguagePolicy:
     def _merge(self, params: PyTree) -> GPT2:
         return nnx.merge(self.network, params)
 
-    def _segments(
-        self, numbers: Int[Array, "*batch"]
-    ) -> tuple[Int[Array, "*batch token"], Int[Array, "*batch"]]:
+    def _segments(self, numbers: Int[Array, "*batch"]) -> tuple[Int[Array, "*batch token"], Int[Array, "*batch"]]:
         """Tokens and lengths of segments."""
         return jnp.asarray(self.task.segments)[numbers], jnp.asarray(self.task.lengths)[numbers]
 

@@ -7,7 +7,6 @@ tokenized once, and `tokenize_task` checks that joining their ids gives what tok
 """
 
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -241,7 +240,9 @@ def _prompts(task: CompiledTask) -> list[tuple[int, int]]:
         rest = slice(len(pieces.openings), None)
         return list(zip(found.parent[rest].tolist(), found.segment[rest].tolist(), strict=True))
     ways: list[list[tuple[int, int]]] = [[] for _ in task.steps]
-    for node, after, segment in zip(task.node.tolist(), task.next_node.tolist(), pieces.of_outcome.tolist(), strict=True):
+    for node, after, segment in zip(
+        task.node.tolist(), task.next_node.tolist(), pieces.of_outcome.tolist(), strict=True
+    ):
         if after != ENDED:
             ways[node].append((segment, after))
     starts = zip(task.start_node.tolist(), pieces.of_start.tolist(), strict=True)

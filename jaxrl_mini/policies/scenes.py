@@ -3,6 +3,7 @@
 Steps, actions and draws of chance are those of `dynamics`; pieces of text have the numbers of `segments`.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -35,6 +36,16 @@ class Played(NamedTuple):
     submission: Int[AnyArray, " episode"]
     """What was handed in, counted from 1; 0 for nothing."""
     prompts: Prompts
+
+
+def prompts_of(task: CompiledTask, observations: Sequence[str], actions: Sequence[int]) -> Prompts:
+    """What an episode was shown that has taken these actions and is still open."""
+    pieces = segments(task)
+    numbers = {pair: number for number, pair in enumerate(zip(pieces.actions.tolist(), pieces.texts, strict=True))}
+    shown = np.full((task.max_steps - 1, 1), pieces.nothing, np.int32)
+    for step, seen in enumerate(zip(actions, observations[1:], strict=True)):
+        shown[step] = numbers[seen]
+    return Prompts(np.array([pieces.openings.index(observations[0])], np.int32), shown)
 
 
 class Scene(NamedTuple):

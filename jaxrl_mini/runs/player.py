@@ -20,8 +20,8 @@ from jaxrl_mini.learning.evaluation import Evaluation
 from jaxrl_mini.machine import jax_settings
 from jaxrl_mini.policies import folders
 from jaxrl_mini.policies.saved import load_table
-from jaxrl_mini.tasks.repair import MAX_STEPS, NUM_STATES, NUM_VARIANTS
-from jaxrl_mini.tasks.specification import load_task, make_task
+from jaxrl_mini.tasks.repair import NUM_STATES, NUM_VARIANTS
+from jaxrl_mini.tasks.specification import load_again, load_task, make_task
 from jaxrl_mini.tasks.task import Episode
 
 
@@ -77,7 +77,7 @@ def load_player(folder: str | os.PathLike[str], tasks: Collection[str] = ()) -> 
     if (Path(folder) / folders.TABLE).exists():
         logits, config = load_table(folder, tasks)
         return TablePlayer(logits, config.task)
-    return LanguagePlayer(folder)
+    return LanguagePlayer(folder, tasks)
 
 
 class TablePlayer(Player):
@@ -119,37 +119,56 @@ class TablePlayer(Player):
 
 
 class LanguagePlayer(Player):
-    """A language model's checkpoint folder."""
+    """A language model's checkpoint folder.
+
+    Args:
+      folder: the folder.
+      tasks: of a user's own, those that may be imported; of a folder that says of no task, the first is what it plays,
+        and the article's where there is none.
+    """
 
     @jax_settings.own()
-    def __init__(self, folder: str | os.PathLike[str]):
+    def __init__(self, folder: str | os.PathLike[str], tasks: Collection[str] = ()):
         from jaxrl_mini.policies.language import load_policy  # imports flax, for which a table should not wait
 
-        self.folder, self.task = str(folder), ARTICLE
-        self.policy, self.checkpoint = load_policy(self.folder)
+        self.folder = str(folder)
+        made_for = folders.task_of(folder)
+        self.task = made_for[0] if made_for else next(iter(tasks), ARTICLE)
+        task = load_task(self.task) if made_for is None else load_again(f"policy {self.folder!r}", *made_for, tasks)
+        self.policy, self.checkpoint = load_policy(self.folder, task=task)
         self._log_probs = jax.jit(self.policy.log_probs)
 
     @jax_settings.own()
     def probabilities_in(self, episode: Episode) -> Float[np.ndarray, " action"]:
         """See `Player`."""
-        padded = np.full((MAX_STEPS, 1), -1, np.int32)
-        padded[: len(episode.actions), 0] = episode.actions
-        return np.exp(np.asarray(self._log_probs(self.checkpoint.params, padded)[len(episode.actions), 0]))
+        from jaxrl_mini.policies.scenes import prompts_of
+
+        prompts = prompts_of(self.policy.task.task, episode.observations, episode.actions)
+        return np.exp(np.asarray(self._log_probs(self.checkpoint.params, prompts)[len(episode.actions), 0]))
 
     @jax_settings.own()
     def episode(self, seed: int) -> list[int]:
         """See `Player`."""
-        uniforms = jnp.stack(rollout.draw_uniforms(jnp.uint32(seed), rollout.EVALUATION, jnp.int32(0), 1, 1))
-        actions, _ = jax.jit(self.policy.sample)(self.checkpoint.params, uniforms.reshape(MAX_STEPS, 1))
-        return _taken(actions)
+        from jaxrl_mini.learning import language_episodes
+
+        if self.task != ARTICLE:
+            raise UserError(f"an episode of task {self.task} is more than its actions: play one")
+        task, stream = self.policy.task.task, rollout.EVALUATION
+        instance, start = language_episodes.begin(
+            task, "train", np.uint32(seed), 0, stream=stream, groups=1, group_size=1
+        )
+        played, _ = language_episodes.play(self.policy, self.checkpoint.params, language_episodes.scene(task), start)
+        return _taken(language_episodes.taken(language_episodes.Batch(played, instance), len(task.actions)))
 
     @jax_settings.own()
     def evaluate(self, episodes: int, seed: int) -> Evaluation:
         """See `Player`; without `exact_mean_kl`, since nothing tells the policy that training started from."""
         from jaxrl_mini.learning.language_training import Run
 
-        run = Run(Config(backend="hf", model=self.folder, seed=seed, eval_episodes=episodes))
-        return dataclasses.replace(run.evaluate(), exact_mean_kl=None)
+        config = Config(task=self.task, backend="hf", model=self.folder, seed=seed, eval_episodes=episodes)
+        found = Run(config, loaded=(self.policy, self.checkpoint)).evaluate()
+        splits = {name: dataclasses.replace(one, exact_mean_kl=None) for name, one in found.splits.items()}
+        return dataclasses.replace(found, exact_mean_kl=None, splits=splits)
 
 
 def _taken(actions: Array | np.ndarray) -> list[int]:

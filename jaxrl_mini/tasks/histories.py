@@ -73,7 +73,7 @@ class Histories(NamedTuple):
         return found
 
     def numbers(
-        self, openings: Int[np.ndarray, " *batch"], shown: Int[np.ndarray, "step *batch"]
+        self, openings: Int[np.ndarray, "*batch"], shown: Int[np.ndarray, "action *batch"]
     ) -> Int[np.ndarray, "step *batch"]:
         """The number of the history before each action of some episodes, and of any after an episode's end.
 
