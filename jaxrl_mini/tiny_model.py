@@ -92,8 +92,8 @@ def make_tiny_model(
     """Writes the folder, and returns its configuration and what the warm start reached, if any.
 
     Raises:
-      UserError: the folder cannot be written, or is not empty and not to be overwritten, nor the same model; or there is
-        no such task.
+      UserError: the folder cannot be written, or is not empty and not to be overwritten, nor the same model; or the
+        task is none.
     """
     import jax.numpy as jnp
     from flax import nnx

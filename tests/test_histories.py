@@ -30,17 +30,17 @@ def article():
 
 
 def uniform(found):
-    return np.full((found.count, 6), -np.log(6.0))
+    return np.full((found.size, 6), -np.log(6.0))
 
 
 def random_policy(found, actions, seed=0):
-    scores = np.random.default_rng(seed).normal(size=(found.count, actions))
+    scores = np.random.default_rng(seed).normal(size=(found.size, actions))
     return scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))
 
 
 def test_uniform_play_has_its_known_expectations(article):
     exact = expectations(article, uniform(article))
-    assert article.count == 3906
+    assert article.size == 3906
     assert exact.success == pytest.approx(UNIFORM_SUCCESS, abs=1e-12)
     assert exact.mean_actions == pytest.approx(UNIFORM_ACTIONS, abs=1e-12)
 
@@ -61,7 +61,7 @@ def test_chunks_hold_every_wanted_history_and_none_before_its_parent(task):
     """And no page is written anew before what is kept there was read for the last time."""
     found = histories(load_task(task))
     laid = reading(found)
-    for wanted in (np.ones(found.count, bool), found.can_succeed([0])):
+    for wanted in (np.ones(found.size, bool), found.can_succeed([0])):
         chunks = in_chunks(found, wanted, laid.waves, 32)
         assert set(chunks.ravel()) == set(np.nonzero(wanted & (found.step > 0))[0])
         assert (np.diff(found.step[chunks], axis=1) == 0).all()
@@ -122,20 +122,20 @@ def test_expectations_are_those_of_all_episodes_played_out(article):
 def policy_of_texts(task, found, log_probs):
     """(observations, actions) -> probabilities, by way of the texts alone."""
     pieces, numbers = segments(task), {}
-    for history in range(found.count):
+    for history in range(found.size):
         if found.step[history]:
             seen = int(found.action[history]), pieces.texts[found.segment[history]]
             numbers[history] = (*numbers[int(found.parent[history])], seen)
         else:
             numbers[history] = (pieces.openings[found.opening[history]],)
     by_text = {texts: history for history, texts in numbers.items()}
-    assert len(by_text) == found.count
+    assert len(by_text) == found.size
     return lambda texts: np.exp(log_probs[by_text[texts]])
 
 
 def check(make, task):
     found = histories(task)
-    assert found.count == count_histories(task)
+    assert found.size == count_histories(task)
     log_probs = random_policy(found, len(task.actions))
     policy = policy_of_texts(task, found, log_probs)
     for split, members in make().splits.items():
@@ -166,4 +166,4 @@ def test_too_many_histories_are_none(monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(module, name, limit)
             assert histories.__wrapped__(task) is None
-    assert histories.__wrapped__(task).count == 15
+    assert histories.__wrapped__(task).size == 15

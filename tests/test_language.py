@@ -177,7 +177,7 @@ def test_histories_score_like_the_plain_way(loaded):
     can_succeed = found.can_succeed([0])
     np.testing.assert_array_equal(some[can_succeed], every[can_succeed])
     np.testing.assert_array_equal(some[~can_succeed], np.float32(-np.log(6)))
-    picked = np.array([0, 1, 4, 17, 100, 600, 2000, found.count - 1])
+    picked = np.array([0, 1, 4, 17, 100, 600, 2000, found.size - 1])
     prompts = [prompt_after([found.action[h] for h in [*found.ancestors[last], last] if h]) for last in picked]
     np.testing.assert_allclose(every[picked], plain_log_probs(checkpoint, checkpoint.params, prompts), atol=1e-5)
 

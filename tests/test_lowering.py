@@ -127,7 +127,7 @@ def test_a_language_models_exact_evaluation_stays_on_the_device(model):
     policy, checkpoint = model
     found = histories(policy.task.task)
     laid = reading(found)
-    order = in_chunks(found, np.ones(found.count, bool), laid.waves, 32)
+    order = in_chunks(found, np.ones(found.size, bool), laid.waves, 32)
     read = language_training.read_histories
     assert_stays(read.trace(policy, checkpoint.params, laid.pages, order, np.int32(1), room=laid.room))
 

@@ -44,12 +44,12 @@ def expectations(
       reference: log-probabilities of the policy that the divergence is from; the policy itself, if it is not given.
     """
     wide = np.asarray(log_probs, np.float64)
-    probs, share = np.exp(wide), np.ones(found.count)
+    probs, share = np.exp(wide), np.ones(found.size)
     for step in range(1, int(found.step.max()) + 1):
         (level,) = np.nonzero(found.step == step)
         parent = found.parent[level]
         share[level] = share[parent] * probs[parent, found.action[level]]
-    kl = np.zeros(found.count) if reference is None else (probs * (wide - reference)).sum(axis=1)
+    kl = np.zeros(found.size) if reference is None else (probs * (wide - reference)).sum(axis=1)
     count = max(instances) + 1
     won = share[found.wins.history] * probs[found.wins.history, found.wins.action] * found.wins.value
     passing = share[found.mass.history] * found.mass.value

@@ -178,7 +178,7 @@ def history_log_probs(
     found = histories(policy.task.task)
     assert found is not None
     laid = reading(found)
-    every = in_chunks(found, np.ones(found.count, bool), laid.waves, HISTORIES_AT_ONCE)
+    every = in_chunks(found, np.ones(found.size, bool), laid.waves, HISTORIES_AT_ONCE)
     order, count = every, len(every)
     if can_succeed is not None:
         wanted = found.can_succeed(policy.task.task.splits[can_succeed])
@@ -304,9 +304,7 @@ class Run:
         return history_log_probs(self.policy, self.state.params, can_succeed)
 
     def exact_success_rate(self, split: str = "train") -> float:
-        """Success probability of the policy now on a split, over the histories that can still succeed; NaN where
-        there are too many.
-        """
+        """Success probability of the policy now on a split, over what can succeed; NaN with too many histories."""
         if self.histories is None:
             return np.nan
         return expectations(self.histories, self.history_log_probs(split), self.task.splits[split]).success

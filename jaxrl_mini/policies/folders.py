@@ -63,12 +63,12 @@ def task_of(folder: str | os.PathLike[str]) -> tuple[str, str] | None:
         raise UserError(f"{str(path)!r} cannot be read ({error.strerror})") from error
     except (ValueError, RecursionError) as error:
         raise UserError(f"{str(path)!r} is not JSON") from error
-    found = [data.get(name) for name in ("task", "task_digest")] if isinstance(data, dict) else []
-    if not any(found):
+    task, digest = (data.get(name) for name in ("task", "task_digest")) if isinstance(data, dict) else (None, None)
+    if task is None and digest is None:
         return None
-    if not all(isinstance(one, str) for one in found):
-        raise UserError(f"{str(path)!r} names task {found[0]!r} with digest {found[1]!r}: expected text")
-    return found[0], found[1]
+    if not isinstance(task, str) or not isinstance(digest, str):
+        raise UserError(f"{str(path)!r} names task {task!r} with digest {digest!r}: expected text")
+    return task, digest
 
 
 def digests(folder: str | os.PathLike[str]) -> dict[str, str]:

@@ -304,8 +304,7 @@ def draw(log_probs: Float[Array, "*batch action"], uniforms: Float[Array, "*batc
 def load_policy(
     folder: str | Path, dtype: DTypeLike = jnp.float32, task: CompiledTask | None = None
 ) -> tuple[LanguagePolicy, Checkpoint]:
-    """Reads a checkpoint folder as a policy for a task, by default the article's; its initial parameters are the
-    checkpoint's.
+    """Reads a checkpoint folder as a policy for a task, the article's if none is given, and its initial parameters.
 
     Raises:
       CheckpointError: the folder cannot be read.

@@ -212,9 +212,9 @@ def _check_joins(
     candidates: list[list[int]],
 ) -> None:
     texts, joined, parts = opening_texts(task), list(openings), segment_texts(task)
-    shortest = {(opening, None): opening for opening in range(len(openings))}  # last part -> the first such prompt
+    shortest = {-1 - opening: opening for opening in range(len(openings))}  # last part -> the first such prompt
     for prompt, segment in _prompts(task):
-        shortest.setdefault((None, segment), len(texts))
+        shortest.setdefault(segment, len(texts))
         texts.append(texts[prompt] + parts[segment])
         joined.append(joined[prompt] + appended[segment])
     for prompt in shortest.values():
@@ -236,7 +236,7 @@ def _prompts(task: CompiledTask) -> list[tuple[int, int]]:
     All of them; where there are too many, those by which each segment follows each part that it can follow.
     """
     found, pieces = histories(task), segments(task)
-    if found is not None and found.count <= MAX_JOINED:
+    if found is not None and found.size <= MAX_JOINED:
         rest = slice(len(pieces.openings), None)
         return list(zip(found.parent[rest].tolist(), found.segment[rest].tolist(), strict=True))
     ways: list[list[tuple[int, int]]] = [[] for _ in task.steps]

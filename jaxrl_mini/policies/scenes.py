@@ -112,7 +112,7 @@ def reading(found: Histories) -> Reading:
         fits = used + size <= room
         waves[opening] = waves[opening - 1] + (not fits) if opening else 0
         used = used + size if fits else size
-    page = np.full(found.count, room, np.int32)
+    page = np.full(found.size, room, np.int32)
     of_page = waves[found.opening[goes_on]]
     for wave in range(int(waves[-1]) + 1):
         mine = goes_on[of_page == wave]

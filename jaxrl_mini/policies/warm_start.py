@@ -30,7 +30,7 @@ def fit_random_play(policy: LanguagePolicy, params: Any, seed: int) -> tuple[Any
 
     Without the observations the network drowns what it reads in a constant (on the article's task, with 2 blocks of
     width 64, histories with another line fixed then differed by 0.4 % of the final hidden state, and by 20 % at random
-    weights), and training stays long at a success of 0.93, which is that of fixing lines at random until both are fixed.
+    weights), and training stays long at a success of 0.93, that of fixing lines at random until both are fixed.
 
     Returns:
       The fitted parameters, and both parts of the loss of the last batch.

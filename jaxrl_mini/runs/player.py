@@ -150,6 +150,7 @@ class LanguagePlayer(Player):
     def episode(self, seed: int) -> list[int]:
         """See `Player`."""
         from jaxrl_mini.learning import language_episodes
+        from jaxrl_mini.policies.scenes import scene
 
         if self.task != ARTICLE:
             raise UserError(f"an episode of task {self.task} is more than its actions: play one")
@@ -157,7 +158,7 @@ class LanguagePlayer(Player):
         instance, start = language_episodes.begin(
             task, "train", np.uint32(seed), 0, stream=stream, groups=1, group_size=1
         )
-        played, _ = language_episodes.play(self.policy, self.checkpoint.params, language_episodes.scene(task), start)
+        played, _ = language_episodes.play(self.policy, self.checkpoint.params, scene(task), start)
         return _taken(language_episodes.taken(language_episodes.Batch(played, instance), len(task.actions)))
 
     @jax_settings.own()

@@ -1,10 +1,11 @@
 """A task's histories as a tree.
 
 A language model sees what happened, not a state, so whatever is exact about it goes over all sequences of observations
-and actions after which an episode is still open. Where the instance, a state or a draw of chance is hidden, several pairs
-of node and instance share a history; how likely each is, actions being given, no policy changes.
+and actions after which an episode is still open. Where the instance, a state or a draw of chance is hidden, several
+pairs of node and instance share a history; how likely each is, actions being given, no policy changes.
 """
 
+import itertools
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -33,7 +34,7 @@ class Weights(NamedTuple):
     def sums(self, values: Float[np.ndarray, " entry"], instances: int) -> Float[np.ndarray, " instance"]:
         """Of some figures of the entries, by instance."""
         ends = np.searchsorted(self.instance, np.arange(instances + 1))
-        return np.array([values[slice(*pair)].sum() for pair in zip(ends[:-1], ends[1:], strict=True)])
+        return np.array([values[begin:end].sum() for begin, end in itertools.pairwise(ends)])
 
 
 class Histories(NamedTuple):
@@ -60,13 +61,13 @@ class Histories(NamedTuple):
     each action that can hand something in."""
 
     @property
-    def count(self) -> int:
+    def size(self) -> int:
         """How many there are."""
         return len(self.parent)
 
     def can_succeed(self, instances: Sequence[int]) -> Bool[np.ndarray, " history"]:
         """Whether an episode of one of some instances can still succeed."""
-        found = np.zeros(self.count, bool)
+        found = np.zeros(self.size, bool)
         found[self.wins.history[(self.wins.value > 0) & np.isin(self.wins.instance, instances)]] = True
         for step in range(int(self.step.max()), 0, -1):
             found[self.parent[found & (self.step == step)]] = True
@@ -84,7 +85,7 @@ class Histories(NamedTuple):
         numbers = [openings]
         for appended in shown:
             places = np.searchsorted(self.keys, numbers[-1].astype(np.int64) * self.factor + appended)
-            numbers.append(np.minimum(places, self.count - 1).astype(np.int32))
+            numbers.append(np.minimum(places, self.size - 1).astype(np.int32))
         return np.stack(numbers)
 
 
@@ -180,6 +181,6 @@ def _summed(keys: tuple[np.ndarray, ...], values: Float[np.ndarray, " row"]) -> 
     return *(key[starts] for key in sorted_keys), sums
 
 
-def _weights(levels: list[tuple[np.ndarray, ...]]) -> Weights:
+def _weights(levels: Sequence[tuple[np.ndarray, ...]]) -> Weights:
     instance, history, action, value = (np.concatenate(column) for column in zip(*levels, strict=True))
     return Weights(*_summed((instance, history, action), value))
