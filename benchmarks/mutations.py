@@ -49,10 +49,10 @@ _BY_FILE = {
         ("credit.counts, credit.visits * scale", "credit.counts, credit.visits", "variants"),
         ("jnp.where(rewards > 0, 0.0, failure)", "failure", "any_task"),
         ("_whole_shares(steps) >= 1 << _FIELD", "_whole_shares(steps) >= 1 << 2 * _FIELD", "any_task"),
-        ("jnp.max(row_of) + 1", "jnp.max(row_of)", "language_training"),
+        ("np.int32(len(first)))", "np.int32(len(first) - 1))", "language_training"),
         (
-            'variant.aggregation == "step-mean" else MAX_STEPS * count',
-            'variant.aggregation == "step-mean" else MAX_STEPS',
+            'variant.aggregation == "step-mean" else steps * count',
+            'variant.aggregation == "step-mean" else steps',
             "variants",
         ),
         ("sums[:, 3, None], 0.0).ravel()", "sums[:, 2, None], 0.0).ravel()", "variants language_training"),
@@ -92,7 +92,8 @@ _BY_FILE = {
         ),
     ],
     "exact/expectations": [
-        ("inverse_length[levels[-1]] = 1 / MAX_STEPS", "inverse_length[levels[-1]] = 0", "histories"),
+        ("= share[parent] * probs[parent,", "= probs[parent,", "histories"),
+        ("share[found.mass.history] * found.mass.value", "share[found.mass.history]", "histories"),
     ],
     "exact/expected": [
         ("binomial(others, group_size - 1, rate)", "binomial(others, group_size, rate)", "variants"),
@@ -129,6 +130,10 @@ _BY_FILE = {
     ],
     "exact/success": [
         ("operator.add, mass)", "operator.add, after)", "evaluation"),
+    ],
+    "tasks/histories": [
+        ("won = flow[submits] * task.accepted[", "won = task.accepted[", "histories"),
+        ("np.any([np.diff(key, prepend=-1)", "np.all([np.diff(key, prepend=-1)", "histories"),
     ],
     "episodes/rollout": [
         ("(uniforms >= below)", "(uniforms > below)", "rollout"),
@@ -203,18 +208,21 @@ _BY_FILE = {
     ],
     "policies/prompts": [
         ("visible[node, nodes[prefix[:end]]]", "visible[nodes[prefix[:end]], node]", "language"),
-        ("[tokens.shape[-1] - len(ids) :] = ids", "[: len(ids)] = ids", "language"),
+        ("row[len(row) - len(ids) :] = ids", "row[: len(ids)] = ids", "language"),
+        ("+ int(tree.depths.max())", "+ int(tree.depths.min())", "language_any_task"),
+        ("reached = longest[task.node[onward]] +", "reached =", "language_any_task"),
     ],
     "policies/language": [
         ("offsets >= -lengths[..., None]", "offsets > -lengths[..., None]", "language"),
         ("tree.depths - 1", "tree.depths", "language"),
         ("earlier = np.arange(slots) < width", "earlier = np.arange(slots) <= width", "language"),
         ("                context.length + lengths,\n", "                context.length,\n", "language"),
-        ("alive &= actions", "alive = actions", "language"),
-        ("jnp.where(ancestors > 0, lengths", "jnp.where(ancestors >= 0, lengths", "language"),
+        ("jnp.where(alive, choice, -1)", "choice", "language"),
+        ("context.length + own.sum(1)", "context.length", "language"),
+        ("start.chances[step][:, None] >= bounds", "start.chances[step][:, None] > -bounds", "language_any_task"),
         ("(uniforms[..., None] >= cumulative)", "(uniforms[..., None] > cumulative)", "language"),
         ("jnp.where(alive[:, None], log_probs, 0)", "log_probs", "language"),
-        ("longest > config.n_positions", "longest >= config.n_positions", "language tiny_model"),
+        ("longest > config.n_positions", "longest >= config.n_positions", "language_any_task"),
     ],
 }
 FAULTS = [Fault(file, *one) for file, faults in _BY_FILE.items() for one in faults]

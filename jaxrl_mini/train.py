@@ -110,10 +110,6 @@ def main(arguments: list[str]) -> None:
         task = load_task(config.task)
         if config.exact_gradient:
             stacked(task, "train")
-        if flags.trajectories is not None and config.backend == "hf":
-            raise UserError(
-                f"--trajectories {flags.trajectories} of a language model is for task {ARTICLE} alone: leave it out"
-            )
     trackers.check(flags.track, resuming=flags.resume)
     if flags.trajectories is not None and config.exact_gradient:
         raise UserError("--trajectories has no use with --exact-gradient: no sampled episode leads to that update")

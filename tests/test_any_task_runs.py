@@ -97,11 +97,6 @@ def test_a_file_that_changed_is_another_task(lamps, tmp_path, monkeypatch):
         (["--task", "guess:numbers=x"], "numbers=x"),
         (["--task", "a\nb"], "names no task"),
         (["--task", HIDDEN, "--reward", "public-test"], "--reward public-test is for task binary-search-repair alone"),
-        (
-            ["--task", HIDDEN, "--backend", "hf", "--model", "m", "--trajectories", "t.npz"],
-            "--trajectories t.npz of a",
-        ),
-        (["--task", HIDDEN, "--backend", "hf", "--model", "m"], "--backend hf is for task"),
     ],
 )
 def test_what_is_not_there_for_a_task_is_refused(command, tmp_path, flags, message):

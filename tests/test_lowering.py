@@ -94,7 +94,7 @@ def model(tiny_folder):
 
 def test_a_language_models_rollout_stays_on_the_device(model):
     policy, checkpoint = model
-    task, seed = policy.task.task, np.uint32(7)
+    task, seed = policy.task.task, np.array(7, np.uint32)
     _, start = language_episodes.begin(task, "train", seed, 0, stream=0, groups=32, group_size=1)
     assert_stays(language_episodes.play.trace(policy, checkpoint.params, scene(task), start))
 

@@ -40,6 +40,12 @@ class Batch(NamedTuple):
         choices, submission, _ = self.played
         return Play(choices.reshape(len(choices), *self.shape), submission.reshape(self.shape), self.instance)
 
+    @property
+    def shown(self) -> Int[np.ndarray, "group episode step"]:
+        """The text before each action: at first the opening, then the segment of the action before (see `segments`)."""
+        openings, appended = (np.asarray(one) for one in self.played.prompts)
+        return np.concatenate([openings[None], appended]).T.reshape(*self.shape, -1).astype(np.int32)
+
 
 @partial(jax.jit, static_argnames="policy")
 def play(
@@ -108,6 +114,18 @@ def taken(batch: Batch, actions: int) -> Int[np.ndarray, "step episode"]:
     """The actions of a batch's episodes, -1 after the end."""
     choices = np.asarray(batch.played.choices)
     return np.where(choices >= 0, choices % actions, -1)
+
+
+def recorded(
+    choices: Int[np.ndarray, "step group episode"],
+    submission: Int[np.ndarray, "group episode"],
+    instance: Int[np.ndarray, " group"],
+    shown: Int[np.ndarray, "group episode step"],
+) -> Batch:
+    """The batch of `Batch.by_group` and `Batch.shown`."""
+    openings, *appended = shown.reshape(-1, shown.shape[2]).T
+    prompts = Prompts(openings, np.array(appended, np.int32).reshape(-1, len(openings)))
+    return Batch(Played(choices.reshape(len(choices), -1), submission.ravel(), prompts), instance)
 
 
 def replayed(task: CompiledTask, actions: Int[np.ndarray, "step group episode"]) -> Batch:

@@ -243,7 +243,7 @@ class Run:
         left = {"rewards": rewards, "behavior": language_episodes.of_taken(behavior, episodes)}
         if self.config.task == ARTICLE:
             return metrics, {"packed": self._packed(episodes).packed, **left}
-        return metrics, {**episodes.by_group._asdict(), "passed": passed, **left}
+        return metrics, {**episodes.by_group._asdict(), "passed": passed, "shown": episodes.shown, **left}
 
     def grade(self, episodes: Played) -> Float[np.ndarray, "group episode"]:
         """The verifier's verdicts on episodes of the next iteration."""
@@ -389,4 +389,5 @@ def run(
         mesh=None if mesh is None else dict(mesh.shape),
         played=played,
         passed=left.get("passed"),
+        shown=left.get("shown"),
     )

@@ -42,6 +42,8 @@ class Result(ByContent):
     """The sampled episodes of a task that is not the article's, [iteration, ...]."""
     passed: np.ndarray | None = None
     """float32 [iteration, group, episode]: the verifier's verdicts on them."""
+    shown: np.ndarray | None = None
+    """int32 [iteration, group, episode, step]: what a language model saw of them before each action."""
 
     @property
     def logits_crc32(self) -> int:

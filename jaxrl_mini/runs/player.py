@@ -156,7 +156,7 @@ class LanguagePlayer(Player):
             raise UserError(f"an episode of task {self.task} is more than its actions: play one")
         task, stream = self.policy.task.task, rollout.EVALUATION
         instance, start = language_episodes.begin(
-            task, "train", np.uint32(seed), 0, stream=stream, groups=1, group_size=1
+            task, "train", np.array(seed, np.uint32), 0, stream=stream, groups=1, group_size=1
         )
         played, _ = language_episodes.play(self.policy, self.checkpoint.params, scene(task), start)
         return _taken(language_episodes.taken(language_episodes.Batch(played, instance), len(task.actions)))

@@ -27,6 +27,7 @@ from jaxrl_mini.policies import table
 from jaxrl_mini.runs import records
 from jaxrl_mini.tasks.compiled import ENDED, CompiledTask
 from jaxrl_mini.tasks.repair import MAX_STEPS, NUM_ACTIONS, NUM_STATES, NUM_VARIANTS
+from jaxrl_mini.tasks.segments import segments
 from jaxrl_mini.tasks.specification import load_again
 from jaxrl_mini.types import ByContent
 
@@ -35,7 +36,9 @@ NAMES = ("config", "actions", "rewards", "advantages", "old_log_probs", "logits"
 """The arrays that are read."""
 ELSEWHERE = ("views", "instances", "submissions")
 """Those that are read, too, of another task than the article's; beside `actions`, they say all of its episodes."""
-WHOLE = ("actions", *ELSEWHERE)
+SHOWN = "shown"
+"""The same of what a language model saw (see `Result`)."""
+WHOLE = ("actions", *ELSEWHERE, SHOWN)
 """Arrays of whole numbers."""
 CONFIG_KEYS = ("method", "iterations", "groups", "group_size", "epochs", "lr", "clip", "beta")
 DIGEST = "task_digest"
@@ -103,6 +106,8 @@ def read(path: str | Path, tasks: Collection[str] = ()) -> Recording:
         shapes |= {"views": (*batch, steps), "instances": batch[:2], "submissions": batch}
     if config.backend == "hf":
         del shapes["logits"]
+        if task is not None:
+            shapes[SHOWN] = (*batch, steps)
     shapes |= {f"history_{name}": batch[:1] for name in HISTORY if f"history_{name}" in arrays}
     for name, shape in shapes.items():
         if name not in arrays:
@@ -131,7 +136,7 @@ def read(path: str | Path, tasks: Collection[str] = ()) -> Recording:
     return recording
 
 
-def _arrays(path: str | Path, names: Collection[str] = (*NAMES, *ELSEWHERE)) -> dict[str, np.ndarray]:
+def _arrays(path: str | Path, names: Collection[str] = (*NAMES, *ELSEWHERE, SHOWN)) -> dict[str, np.ndarray]:
     """Those of an archive's arrays that are read."""
     try:
         data = files.read(path, MAX_BYTES)
@@ -195,11 +200,31 @@ def _check_episodes(path: str | Path, recording: Recording, task: CompiledTask) 
     ends = _numbered(there, task.submission - ENDED, (last, task.shape[1]))[ended]
     right &= np.isin(_numbered(here, submissions[..., None], (last, task.shape[1])), ends) | ~taken | ahead
     right &= taken | ~ahead
+    if SHOWN in recording.arrays:
+        right &= _could_be_shown(task, recording.arrays[SHOWN], instances, contexts, actions)
     if not right.all():
         place = np.argwhere(~right)[0].tolist()
         raise UserError(
             f"recording {path}: task {task.name} does not go so at {place}: iteration, group, episode, step"
         )
+
+
+def _could_be_shown(
+    task: CompiledTask, shown: np.ndarray, instances: np.ndarray, contexts: np.ndarray, actions: np.ndarray
+) -> np.ndarray:
+    """Whether each piece of text is one that the task shows there."""
+    pieces, goes_on = segments(task), task.next_node != ENDED
+    right, texts = (shown >= 0) & (shown <= pieces.nothing), pieces.nothing + 1
+    first = instances[..., None].astype(np.int64) * task.shape[0] + contexts[..., 0]
+    starts = task.start_instance.astype(np.int64) * task.shape[0] + task.contexts[task.start_node]
+    right[..., 0] &= np.isin(first * texts + shown[..., 0], starts * texts + pieces.of_start)
+    after, sizes = task.contexts[task.next_node[goes_on]].astype(np.int64), (task.shape[0] * texts, task.shape[1])
+    there = task.contexts[task.node[goes_on]], task.action[goes_on]
+    moves = _numbered(there, after * texts + pieces.of_outcome[goes_on], sizes)
+    here = contexts[..., :-1], actions[..., :-1]
+    made = _numbered(here, contexts[..., 1:].astype(np.int64) * texts + shown[..., 1:], sizes)
+    right[..., 1:] &= np.where(actions[..., 1:] >= 0, np.isin(made, moves), shown[..., 1:] == pieces.nothing)
+    return right
 
 
 def _numbered(place: tuple[np.ndarray, np.ndarray], then: np.ndarray, sizes: tuple[int, int]) -> Int[np.ndarray, "..."]:
@@ -240,6 +265,8 @@ def _episodes(result: Result) -> dict[str, Any]:
         views, actions = (np.where(choices >= 0, one, -1) for one in np.divmod(choices, task.shape[1]))
         rewards = result.passed if result.rewards is None else result.rewards
         played = {"instances": result.played.instance, "submissions": result.played.submission}
+        if result.shown is not None:
+            played[SHOWN] = result.shown
         return {"actions": actions.astype(np.int16), "views": views.astype(np.int32), **played, "rewards": rewards}
     assert result.packed_episodes is not None
     config, episodes = result.config, Episodes(result.packed_episodes)

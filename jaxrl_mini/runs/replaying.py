@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from functools import partial
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +18,12 @@ from jaxrl_mini.learning.block import sizes_of
 from jaxrl_mini.learning.training import Moments, Sizes, State
 from jaxrl_mini.machine import jax_settings
 from jaxrl_mini.policies import table
-from jaxrl_mini.runs.recording import HISTORY, Recording, of_taken
+from jaxrl_mini.runs.recording import HISTORY, SHOWN, Recording, of_taken
+from jaxrl_mini.tasks.specification import load_task
 from jaxrl_mini.types import Settings
+
+if TYPE_CHECKING:
+    from jaxrl_mini.learning.language_episodes import Batch
 
 
 @jax_settings.own()
@@ -61,24 +66,44 @@ def replay_errors(recording: Recording) -> dict[str, float | None]:
 
 def _batches(recording: Recording) -> Iterator[Episodes | Play]:
     """The recorded episodes, batch by batch; those of another task than the article's have an axis for one run."""
-    task, arrays = recording.task, recording.arrays
-    actions = np.moveaxis(arrays["actions"], -1, 1)
-    if task is None:
+    if recording.task is None:
+        actions = np.moveaxis(recording.arrays["actions"], -1, 1)
         yield from (rollout.episodes_from_actions(batch) for batch in actions)
         return
-    choices = np.where(actions >= 0, np.moveaxis(arrays["views"], -1, 1) * task.shape[1] + actions, -1)
-    for played in zip(choices, arrays["submissions"], arrays["instances"], strict=True):
+    for played in zip(*_played(recording), strict=True):
         yield Play(*(one[..., None] for one in played))
 
 
+def _played(recording: Recording) -> Play:
+    """The episodes of another task than the article's, [iteration, ...]."""
+    task, arrays = recording.task, recording.arrays
+    assert task is not None
+    actions, views = (np.moveaxis(arrays[name], -1, 1) for name in ("actions", "views"))
+    choices = np.where(actions >= 0, views * task.shape[1] + actions, -1)
+    return Play(choices, arrays["submissions"], arrays["instances"])
+
+
+def _language_batches(recording: Recording) -> "Iterator[Batch]":
+    """The recorded episodes as a language model played them."""
+    from jaxrl_mini.learning import language_episodes
+
+    if recording.task is None:
+        task = load_task(recording.config.task)
+        for actions in recording.arrays["actions"]:
+            yield language_episodes.replayed(task, np.moveaxis(actions, -1, 0))
+    else:
+        for one in zip(*_played(recording), recording.arrays[SHOWN], strict=True):
+            yield language_episodes.recorded(*one)
+
+
 def _language_errors(recording: Recording) -> dict[str, float | None]:
-    from jaxrl_mini.learning.language_episodes import behavior_of_taken, of_taken, replayed
+    from jaxrl_mini.learning.language_episodes import behavior_of_taken, of_taken
     from jaxrl_mini.learning.language_training import Run
 
     config, arrays = recording.config, recording.arrays
     run, figures = Run(config), []
-    for actions, rewards, recorded in zip(*(arrays[n] for n in ("actions", "rewards", "old_log_probs")), strict=True):
-        episodes = replayed(run.task, np.moveaxis(actions, -1, 0))
+    batches, columns = _language_batches(recording), (arrays["rewards"], arrays["old_log_probs"])
+    for episodes, rewards, recorded in zip(batches, *columns, strict=True):
         rewards = rewards.astype(np.float32)
         again = run.log_probs(episodes)
         metrics = run.learn(episodes, rewards, behavior_of_taken(recorded, episodes, len(run.task.actions)))
