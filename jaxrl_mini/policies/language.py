@@ -24,13 +24,16 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxrl_mini.machine import jax_settings
 from jaxrl_mini.machine.placement import ONE_DEVICE, Placement
-from jaxrl_mini.policies.gpt2 import GPT2, GPT2Config, KeysValues
+from jaxrl_mini.policies.families import Network, NetworkConfig
+from jaxrl_mini.policies.gpt2 import KeysValues
 from jaxrl_mini.policies.pretrained import Checkpoint, load_checkpoint
 from jaxrl_mini.policies.prompts import PromptError, TaskTokens, TokenTree, token_tree, tokenize_task
 from jaxrl_mini.policies.scenes import Pages, Played, Prompts, Scene, Start
 from jaxrl_mini.tasks.compiled import CompiledTask
 from jaxrl_mini.types import AnyArray
 
+REPLIES = ("candidates", "free")
+"""What a reply can be: one of the candidates, or any text."""
 PROMPTS_AT_ONCE = 32
 """Rows of one call of `score_candidates`."""
 
@@ -58,7 +61,7 @@ class Context(NamedTuple):
 
 
 def score(
-    network: GPT2,
+    network: Network,
     tree: TokenTree,
     tokens: Int[Array, "row step token"],
     lengths: Int[Array, "row step"],
@@ -120,7 +123,7 @@ def _packed_mask(steps: int, width: int, tree: TokenTree) -> np.ndarray:
 class LanguagePolicy:
     """A network and the task in its tokens; parameters come as an argument, so that jit and grad see them."""
 
-    network: nnx.GraphDef[GPT2]
+    network: nnx.GraphDef[Any]
     task: TaskTokens
     placement: Placement = ONE_DEVICE
     """Where episodes and histories are computed."""
@@ -287,12 +290,18 @@ class LanguagePolicy:
         log_probs = log_probs.at[: len(first)].set(jax.nn.log_softmax(first))
         return lax.fori_loop(0, count, read, (log_probs, empty))[0] if len(order) else log_probs
 
-    def _merge(self, params: PyTree) -> GPT2:
+    def _merge(self, params: PyTree) -> Network:
         return nnx.merge(self.network, params)
 
     def _segments(self, numbers: Int[Array, "*batch"]) -> tuple[Int[Array, "*batch token"], Int[Array, "*batch"]]:
         """Tokens and lengths of segments."""
         return jnp.asarray(self.task.segments)[numbers], jnp.asarray(self.task.lengths)[numbers]
+
+
+def with_rest(log_probs: Float[Array, "*batch event"]) -> Float[Array, "*batch event_and_rest"]:
+    """Log-probabilities of events that exclude each other, and of none of them."""
+    some = jnp.minimum(jax.nn.logsumexp(log_probs, axis=-1, keepdims=True), -np.finfo(np.float32).tiny)
+    return jnp.concatenate([log_probs, jnp.log(-jnp.expm1(some))], axis=-1)
 
 
 def draw(log_probs: Float[Array, "*batch action"], uniforms: Float[Array, "*batch"]) -> Int[Array, "*batch"]:
@@ -311,55 +320,59 @@ def load_policy(
       PromptError: the tokenizer or the network's limits do not fit the task's prompts.
     """
     checkpoint = load_checkpoint(folder, dtype)
-    tokens = tokenize_task(checkpoint.encode, checkpoint.end_of_text, task)
+    tokens = tokenize_task(checkpoint.encode, checkpoint.end_of_text, task, checkpoint.beginning)
     ids = (tokens.openings, tokens.segments, tokens.tree.tokens, tokens.tree.edge_tokens)
     check_limits(max(int(array.max()) for array in ids), tokens.longest, checkpoint.config)
     return LanguagePolicy(checkpoint.network, tokens), checkpoint
 
 
-def check_limits(largest_id: int, longest: int, config: GPT2Config) -> None:
+def check_limits(largest_id: int, longest: int, config: NetworkConfig) -> None:
     """Refuses tokens and lengths that a network has no embedding for; it would answer NaN without a word."""
     if largest_id >= config.vocab_size:
         raise PromptError(f"the tokenizer gives id {largest_id}, but the model's vocab_size is {config.vocab_size}")
-    if longest > config.n_positions:
+    name, bound = config.longest
+    if longest > bound:
         raise PromptError(
-            f"the longest prompt with a candidate has {longest} tokens, but the model's n_positions is "
-            f"{config.n_positions}"
+            f"the longest prompt with a candidate has {longest} tokens, but the model's {name} is {bound}"
         )
 
 
 @jax_settings.own()
 def score_candidates(
-    model_dir: str | Path, prompts: Sequence[str], candidates: Sequence[str]
-) -> Float[np.ndarray, "prompt candidate"]:
-    """Log-probabilities of some texts as continuations of prompts, normalized over the candidates.
+    model_dir: str | Path, prompts: Sequence[str], candidates: Sequence[str], *, replies: str = "candidates"
+) -> Float[np.ndarray, "prompt column"]:
+    """Log-probabilities of some texts as continuations of prompts.
 
     A candidate's score is the sum of the log-probabilities of its tokens and of the end-of-text token after
-    them; the result is the log-softmax of the scores. Prompt and candidate are tokenized apart, and text that
-    looks like a special token is not one.
+    them. Prompt and candidate are tokenized apart, and text that looks like a special token is not one. A prompt
+    begins a text: where the tokenizer has a token for that, it comes first.
 
     Args:
       model_dir: a checkpoint folder, see `pretrained`.
       prompts: what precedes a candidate.
       candidates: whole texts, with their leading space if there is one.
+      replies: `candidates`: the log-softmax of the scores, a column per candidate. `free`: what free generation would
+        do, the scores themselves, and a last column for any other text, log(1 - their sum).
 
     Raises:
       CheckpointError: the folder cannot be read.
       PromptError: prompts or candidates are a text and no list; one of them is empty or too long; or candidates cannot
         be told apart.
     """
+    if replies not in REPLIES:
+        raise PromptError(f"replies {replies!r} is unknown: expected one of {', '.join(REPLIES)}")
     for name, texts in (("prompts", prompts), ("candidates", candidates)):
         if isinstance(texts, str):
             raise PromptError(f"{name} {texts!r} is one text: expected a list of texts")
     checkpoint = load_checkpoint(model_dir)
     ids = checkpoint.encode(candidates)
     tree = token_tree([[*tokens, checkpoint.end_of_text] for tokens in ids], candidates)
-    encoded = checkpoint.encode(prompts)
+    encoded = [[*checkpoint.beginning, *tokens] for tokens in checkpoint.encode(prompts)]
     for prompt, tokens in zip(prompts, encoded, strict=True):
         if not tokens:
             raise PromptError(f"prompt {prompt!r} has no token: there is nothing to continue")
     if not prompts or not candidates:
-        return np.zeros((len(prompts), len(candidates)), np.float32)
+        return np.zeros((len(prompts), len(candidates) + (replies == "free")), np.float32)
     width = max(map(len, encoded))
     largest = max(*map(max, encoded), *tree.tokens.tolist(), *tree.edge_tokens.tolist())
     check_limits(largest, width + int(tree.depths.max()), checkpoint.config)
@@ -373,7 +386,7 @@ def score_candidates(
     @jax.jit
     def log_probs(params: PyTree, tokens: Array, lengths: Array) -> Array:
         scores, _ = score(nnx.merge(checkpoint.network, params), tree, tokens, lengths)
-        return jax.nn.log_softmax(scores[:, 0])
+        return jax.nn.log_softmax(scores[:, 0]) if replies == "candidates" else with_rest(scores[:, 0])
 
     starts = range(0, len(padded), rows)
     parts = [log_probs(checkpoint.params, padded[i : i + rows], lengths[i : i + rows]) for i in starts]

@@ -131,7 +131,9 @@ def segment_texts(task: CompiledTask) -> list[str]:
     return [f" {action}\n{text}{CUE}" for action, text in zip(taken, pieces.texts, strict=True)]
 
 
-def tokenize_task(encode: Encode, end_of_text: int, task: CompiledTask | None = None) -> TaskTokens:
+def tokenize_task(
+    encode: Encode, end_of_text: int, task: CompiledTask | None = None, beginning: Sequence[int] = ()
+) -> TaskTokens:
     """Tokenizes a task, and checks the joins of its prompts.
 
     That the joined ids of a prompt's parts equal the ids of its whole text is checked for each prompt, one by one, as
@@ -145,6 +147,7 @@ def tokenize_task(encode: Encode, end_of_text: int, task: CompiledTask | None = 
       encode: the tokenizer.
       end_of_text: the token that ends a candidate.
       task: the task; the article's, if it is not given.
+      beginning: tokens that begin every text.
 
     Raises:
       PromptError: naming the characters that are lost, the first join that changes tokens, or texts that cannot be
@@ -161,6 +164,7 @@ def tokenize_task(encode: Encode, end_of_text: int, task: CompiledTask | None = 
     _check_characters(encode, texts, encoded)
     _check_joins(encode, task, openings, appended, candidates)
     tree = token_tree([[*ids, end_of_text] for ids in candidates], candidate_texts(task))
+    openings = [[*beginning, *ids] for ids in openings]
     first, lengths = (np.array([len(ids) for ids in part], np.int32) for part in (openings, [*appended, []]))
     longest = _longest(task, first, lengths) + int(tree.depths.max())
     return TaskTokens(task, _aligned(openings), first, _aligned([*appended, []]), lengths, tree, longest)
