@@ -39,7 +39,7 @@ from jaxrl_mini.config import Config, UserError
 from jaxrl_mini.learning import checkpoint, identity
 from jaxrl_mini.learning.checkpoint import Checkpoints, Snapshot
 from jaxrl_mini.learning.evaluation import Evaluation
-from jaxrl_mini.policies import pretrained, saved
+from jaxrl_mini.policies import pretrained, saved, tokenizer
 from jaxrl_mini.runs import recording, records
 from jaxrl_mini.sweeps import tables
 from jaxrl_mini.sweeps.dataset import Dataset
@@ -172,28 +172,26 @@ def _labels(table: str) -> pa.Table:
 
 
 def _read_model_config(path: Path) -> None:
-    config = pretrained._read_config(path.parent)
-    assert all(1 <= size < 2**31 for size in (config.vocab_size, config.n_embd, config.n_layer, config.n_head))
+    _, config = pretrained._read_config(path.parent)
+    assert all(1 <= size < 2**31 for size in (config.vocab_size, config.longest[1], config.layers[1]))
 
 
 def _read_weights(path: Path) -> None:
     files = pretrained._weight_files(path.parent)
-    tensors = dict(pretrained._tensors(files))
-    pretrained._read_weights(path.parent, tensors, *_shapes())
+    shapes, family = _shapes()
+    pretrained._read_weights(path.parent, dict(pretrained._tensors(files, family)), shapes, family, tied=True)
 
 
 @lru_cache
 def _shapes() -> tuple[Any, Any]:
     from flax import nnx
 
-    from jaxrl_mini.policies.gpt2 import GPT2
-
-    config = pretrained._read_config(GOLDEN / "tiny-gpt2-word")
-    return nnx.split(nnx.eval_shape(lambda: GPT2(config, np.float32, rngs=nnx.Rngs(0))))[1], config
+    family, config = pretrained._read_config(GOLDEN / "tiny-gpt2-word")
+    return nnx.split(nnx.eval_shape(lambda: family.network(config, np.float32, rngs=nnx.Rngs(0))))[1], family
 
 
 def _read_tokenizer(path: Path) -> None:
-    encode, end_of_text = pretrained._read_tokenizer(path.parent)
+    encode, end_of_text, _ = tokenizer.read_tokenizer(path.parent)
     assert isinstance(end_of_text, int)
     assert all(isinstance(token, int) for ids in encode([" read", " <|endoftext|>"]) for token in ids)
 

@@ -42,7 +42,7 @@ def plain_scores(network, params, tokens, starts, ends):
 def plain_log_probs(checkpoint, params, prompts, candidates=CANDIDATES):
     """[prompt, candidate]: normalized over the candidates."""
     ids = [[*tokens, checkpoint.end_of_text] for tokens in checkpoint.encode(list(candidates))]
-    encoded = checkpoint.encode(list(prompts))
+    encoded = [[*checkpoint.beginning, *ids] for ids in checkpoint.encode(list(prompts))]
     rows = [prompt + candidate for prompt in encoded for candidate in ids]
     tokens = np.zeros((len(rows), max(map(len, rows))), np.int32)
     for row, full in zip(tokens, rows, strict=True):

@@ -220,7 +220,7 @@ REFUSED = {
     "has no tokenizer: tokenizer.json or vocab.json and merges.txt": lambda f: (f / "tokenizer.json").unlink(),
     "the tokenizer of .* cannot be read": lambda f: (f / "tokenizer.json").write_text("{}"),
     "no EOS token": lambda f: (f / "tokenizer_config.json").write_text("{}"),
-    "model_type 'llama'.*supported are model_type 'gpt2'": lambda f: set_config(f, model_type="llama"),
+    "model_type 'bloom': supported are gpt2, llama": lambda f: set_config(f, model_type="bloom"),
     "GPT2ForSequenceClassification": lambda f: set_config(f, architectures=["GPT2ForSequenceClassification"]),
     "sets add_cross_attention": lambda f: set_config(f, add_cross_attention=True),
     "sets quantization_config": lambda f: set_config(f, quantization_config={"quant_method": "fp8"}),
@@ -239,7 +239,7 @@ REFUSED = {
     "names a tokenizer_file: remove it": lambda f: (f / "tokenizer_config.json").write_text(
         '{"tokenizer_file": "../other/tokenizer.json"}'
     ),
-    "tensor 'h.1.* GPT-2 does not have": lambda f: set_config(f, n_layer=1),
+    "tensor 'h.1.* GPT2LMHeadModel does not have": lambda f: set_config(f, n_layer=1),
     r"config.json asks for floats \[99, 16\]": lambda f: set_config(f, vocab_size=99),
     "is int8": lambda f: set_tensors(f, lambda t: {name: x.astype(np.int8) for name, x in t.items()}),
     "has no tensor 'lm_head.weight'": lambda f: set_config(f, tie_word_embeddings=False),

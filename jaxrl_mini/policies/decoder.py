@@ -32,7 +32,7 @@ class Rope:
     """`default`; `linear` and `llama3` slow frequencies down, all or the low ones; `yarn` the low ones, and scales."""
     factor: float = 1.0
     """By how much."""
-    original: int = 0
+    original: float = 0.0
     """The longest sequence before that was done."""
     low: float = 1.0
     """llama3: frequencies with fewer turns in `original` are slowed down wholly; yarn: `beta_slow`, the same."""

@@ -3,7 +3,8 @@
 A family is a description: which network, which of its flags, which names. Everything else is refused by name.
 """
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -36,8 +37,6 @@ class Family:
     """The tensor that a tied head is, without the prefix."""
     transposed: tuple[str, ...]
     """Modules whose kernels are [out, in] in the folder."""
-    sizes: tuple[str, ...]
-    """Attributes of the network's configuration that must be counts."""
 
     def names(self, place: tuple[Any, ...], layers: int) -> list[str]:
         """The tensors that make up a parameter: one, or one a block."""
@@ -53,15 +52,9 @@ class Family:
         return place[-1] == "kernel" and place[-2] in self.transposed
 
 
-def check(config: NetworkConfig, family: Family) -> None:
-    """Refuses sizes that no network has.
-
-    Raises:
-      Unsupported: naming one.
-    """
-    for name in family.sizes:
-        size = getattr(config, name)
-        if not (name == "n_inner" and size is None) and not (type(size) is int and 1 <= size <= MAX_COUNT):
+def _counts(options: Mapping[str, Any], names: Iterable[str]) -> None:
+    for name in names:
+        if not (type(size := options[name]) is int and 1 <= size <= MAX_COUNT):
             raise Unsupported(f"{name} {size!r}: it must be from 1 to {MAX_COUNT}")
 
 
@@ -71,79 +64,82 @@ def _activation(name: str, value: Any) -> None:
 
 
 def _epsilon(name: str, value: Any) -> None:
-    if not (isinstance(value, (int, float)) and 0 < value < 1):
+    if not (isinstance(value, float) and 0 < value < 1):
         raise Unsupported(f"{name} {value!r}: it must be above 0 and below 1")
 
 
+def _positive(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise Unsupported(f"{name} {value!r}: it must be a number above 0")
+    return float(value)
+
+
 def _gpt2(read: Any) -> GPT2Config:
-    config = GPT2Config(**{field.name: getattr(read, field.name) for field in fields(GPT2Config)})
-    _activation("activation_function", config.activation_function)
-    check(config, FAMILIES["gpt2"])
-    _epsilon("layer_norm_epsilon", config.layer_norm_epsilon)
-    if config.n_embd % config.n_head:
-        raise Unsupported(f"n_embd {config.n_embd}, which is not a multiple of n_head {config.n_head}")
-    return config
+    options = {field.name: getattr(read, field.name) for field in fields(GPT2Config)}
+    _activation("activation_function", options["activation_function"])
+    inner = () if options["n_inner"] is None else ("n_inner",)
+    _counts(options, ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head", *inner))
+    _epsilon("layer_norm_epsilon", options["layer_norm_epsilon"])
+    if options["n_embd"] % options["n_head"]:
+        raise Unsupported(f"n_embd {options['n_embd']}, which is not a multiple of n_head {options['n_head']}")
+    return GPT2Config(**options)
+
+
+SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+         "max_position_embeddings")  # fmt: skip
+"""Of a decoder, by the names that all of them have; so are `OTHERS`."""
+OTHERS = ("rms_norm_eps", "hidden_act", "tie_word_embeddings", "initializer_range")
 
 
 def _decoder(**flags: Callable[[Any], Any]) -> Callable[[Any], DecoderConfig]:
-    """A description by what a family adds to what all decoders name alike."""
+    """A description by what a family adds to that."""
 
     def describe(read: Any) -> DecoderConfig:
-        heads = read.num_attention_heads
-        own = {name: flag(read) for name, flag in flags.items()}
-        head_dim = getattr(read, "head_dim", None) or (read.hidden_size // heads if type(heads) is int and heads else 0)
-        common = {
-            name: getattr(read, name)
-            for name in (
-                "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-                "max_position_embeddings", "rms_norm_eps", "hidden_act", "tie_word_embeddings", "initializer_range",
-            )
-        }  # fmt: skip
-        groups = getattr(read, "num_key_value_heads", None) or heads
-        options = {"head_dim": head_dim, "num_key_value_heads": groups, "rope": _rope(read, head_dim), **common, **own}
-        config = DecoderConfig(**options)
-        _activation("hidden_act", config.hidden_act)
-        check(config, FAMILIES["llama"])
-        _epsilon("rms_norm_eps", config.rms_norm_eps)
-        if config.num_attention_heads % config.num_key_value_heads:
-            raise Unsupported(
-                f"num_attention_heads {config.num_attention_heads}, which is not a multiple of num_key_value_heads "
-                f"{config.num_key_value_heads}"
-            )
-        if config.head_dim % 2:
-            raise Unsupported(f"head_dim {config.head_dim}: pairs of features are turned, so it must be even")
-        return config
+        options = {name: getattr(read, name) for name in (*SIZES, *OTHERS)}
+        heads = options["num_attention_heads"]
+        options["num_key_value_heads"] = groups = getattr(read, "num_key_value_heads", None) or heads
+        _counts(options, SIZES)
+        options["head_dim"] = head_dim = getattr(read, "head_dim", None) or options["hidden_size"] // heads
+        options |= {name: flag(read) for name, flag in flags.items()}
+        _counts(options, ("num_key_value_heads", "head_dim"))
+        _activation("hidden_act", options["hidden_act"])
+        _epsilon("rms_norm_eps", options["rms_norm_eps"])
+        if heads % groups:
+            raise Unsupported(f"num_attention_heads {heads}, which is not a multiple of num_key_value_heads {groups}")
+        if head_dim % 2:
+            raise Unsupported(f"head_dim {head_dim}: pairs of features are turned, so it must be even")
+        return DecoderConfig(rope=_rope(read), **options)
 
     return describe
 
 
-def _rope(read: Any, head_dim: int) -> Rope:
+def _rope(read: Any) -> Rope:
     """Rotary positions, as transformers names them."""
-    import math
-
     stated: Mapping[str, Any] = getattr(read, "rope_parameters", None) or {}
-    kind, factor = stated.get("rope_type", "default"), stated.get("factor", 1.0)
+
+    def number(name: str, default: Any = None) -> float:
+        return _positive(f"rope_parameters {name}", stated.get(name) or default)
+
+    kind, theta = stated.get("rope_type", "default"), number("rope_theta", getattr(read, "rope_theta", 10000.0))
     if stated.get("partial_rotary_factor", 1.0) != 1.0:
-        raise Unsupported("partial_rotary_factor: all features are turned, so it must be 1")
-    theta = stated.get("rope_theta", getattr(read, "rope_theta", 10000.0))
-    original = stated.get("original_max_position_embeddings") or read.max_position_embeddings
+        raise Unsupported("a partial_rotary_factor: all features are turned, so it must be 1")
     if kind == "default":
         return Rope(theta)
+    if kind not in ("linear", "llama3", "yarn"):
+        raise Unsupported(f"rope_type {kind!r}: supported are default, linear, llama3 and yarn")
+    factor, original = number("factor"), number("original_max_position_embeddings", read.max_position_embeddings)
     if kind == "linear":
         return Rope(theta, kind, factor)
     if kind == "llama3":
-        return Rope(theta, kind, factor, original, stated["low_freq_factor"], stated["high_freq_factor"])
-    if kind == "yarn":
+        return Rope(theta, kind, factor, original, number("low_freq_factor"), number("high_freq_factor"))
 
-        def mscale(by: float) -> float:
-            return 0.1 * by * math.log(factor) + 1.0 if factor > 1 else 1.0
+    def magnitude(by: float) -> float:
+        return 0.1 * by * math.log(factor) + 1.0 if factor > 1 else 1.0
 
-        scale, by, all_by = (stated.get(name) for name in ("attention_factor", "mscale", "mscale_all_dim"))
-        if scale is None:
-            scale = mscale(by) / mscale(all_by) if by and all_by else mscale(1.0)
-        low, high = stated.get("beta_slow") or 1.0, stated.get("beta_fast") or 32.0
-        return Rope(theta, kind, factor, original, low, high, scale, stated.get("truncate", True))
-    raise Unsupported(f"rope_type {kind!r}: supported are default, linear, llama3 and yarn")
+    both = stated.get("mscale") and stated.get("mscale_all_dim")
+    scale = magnitude(number("mscale")) / magnitude(number("mscale_all_dim")) if both else magnitude(1.0)
+    bounds = number("beta_slow", 1.0), number("beta_fast", 32.0)
+    return Rope(theta, kind, factor, original, *bounds, number("attention_factor", scale), stated.get("truncate", True))
 
 
 def _window(read: Any) -> int | None:
@@ -166,19 +162,16 @@ def _rotated(read: Any) -> tuple[bool, ...]:
 
 
 _KERNELS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head")
-_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-          "num_key_value_heads", "head_dim", "max_position_embeddings")  # fmt: skip
 
 
 def _of(architecture: str, **flags: Callable[[Any], Any]) -> Family:
     describe = _decoder(**flags)
-    return Family((architecture,), Decoder, describe, "model.", "layers", "embed_tokens.weight", _KERNELS, _SIZES)
+    return Family((architecture,), Decoder, describe, "model.", "layers", "embed_tokens.weight", _KERNELS)
 
 
 FAMILIES: Mapping[str, Family] = {
     "gpt2": Family(
         ("GPT2LMHeadModel", "GPT2Model"), GPT2, _gpt2, "transformer.", "h", "wte.weight", ("lm_head",),
-        ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head", "n_inner"),
     ),
     "llama": _of(
         "LlamaForCausalLM",

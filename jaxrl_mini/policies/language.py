@@ -301,7 +301,7 @@ class LanguagePolicy:
 def with_rest(log_probs: Float[Array, "*batch event"]) -> Float[Array, "*batch event_and_rest"]:
     """Log-probabilities of events that exclude each other, and of none of them."""
     some = jnp.minimum(jax.nn.logsumexp(log_probs, axis=-1, keepdims=True), -np.finfo(np.float32).tiny)
-    return jnp.concatenate([log_probs, jnp.log(-jnp.expm1(some))], axis=-1)
+    return jnp.concatenate([log_probs, jax.nn.log1mexp(-some)], axis=-1)
 
 
 def draw(log_probs: Float[Array, "*batch action"], uniforms: Float[Array, "*batch"]) -> Int[Array, "*batch"]:
