@@ -81,7 +81,7 @@ def main(arguments: list[str]) -> None:
     chosen = {} if table else {"backend": "hf", "model": flags.folder}
     config = Config(task=player.task, iterations=1, eval_episodes=flags.episodes, **chosen)
     if not table and (why := too_many(load_task(player.task))):
-        commandline.note(f"{why}: what would be exact is null")
+        commandline.note(f"{why}, so the exact figures are null")
     commandline.say_how_long(effort.alone(config) / 2)
     summary = records.summary(player.evaluate(flags.episodes, flags.seed), task_of(config))
     print(json.dumps(records.finite(summary)))

@@ -80,7 +80,7 @@ def main(arguments: list[str]) -> None:
         if of_expectations:
             stacked(task, "train")
         if backend == "hf" and (why := too_many(task)):
-            raise UserError(f"{why}: what a sweep compares is exact")
+            raise UserError(f"{why} for the exact figures that a sweep compares")
     shard = _parse_shard(flags.shard)
     output = Path(flags.output or f"sweeps/{grid.digest[:12]}")
     commandline.note(estimate(grid, output))

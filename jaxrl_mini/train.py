@@ -157,7 +157,7 @@ def main(arguments: list[str]) -> None:
         tqdm(total=config.iterations, unit="iteration", disable=not sys.stderr.isatty()) as bar,
     ):
         if why is not None:
-            commandline.note(f"{why}: what would be exact is null")
+            commandline.note(f"{why}, so the exact figures are null")
         commandline.say_how_long(effort.alone(config), effort.kept(config))
 
         def report(history: History) -> None:

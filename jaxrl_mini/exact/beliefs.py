@@ -165,8 +165,10 @@ def too_many(task: CompiledTask) -> str | None:
     """What there is too much of for exact figures of a language model, in words; None where they are computed."""
     if histories(task) is not None:
         return None
-    what = f"{count_histories(task):,} histories, expected at most {MAX_HISTORIES:,}"
-    return f"task {task.name} has {what}, with at most {MAX_WAYS:,} ways from those of one length to the next"
+    count = count_histories(task)
+    if count > MAX_HISTORIES:
+        return f"task {task.name} has {count:,} histories: expected at most {MAX_HISTORIES:,}"
+    return f"task {task.name} has {count:,} histories of which those of one length go on in more than {MAX_WAYS:,} ways"
 
 
 def count_episodes(task: CompiledTask) -> int:
