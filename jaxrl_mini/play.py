@@ -65,9 +65,11 @@ def main(arguments: list[str]) -> None:
         play(flags.task, flags.seed, human=True)
         return
     commandline.use_device(flags.device)
+    from jaxrl_mini.exact.beliefs import too_many
     from jaxrl_mini.learning.block import task_of
     from jaxrl_mini.runs import records
     from jaxrl_mini.runs.player import TablePlayer, load_player
+    from jaxrl_mini.tasks.specification import load_task
 
     player = load_player(flags.folder, [flags.task] if flags.task else [])
     if flags.task not in (None, player.task):
@@ -78,6 +80,8 @@ def main(arguments: list[str]) -> None:
     table = isinstance(player, TablePlayer)
     chosen = {} if table else {"backend": "hf", "model": flags.folder}
     config = Config(task=player.task, iterations=1, eval_episodes=flags.episodes, **chosen)
+    if not table and (why := too_many(load_task(player.task))):
+        commandline.note(f"{why}, so the exact figures are null")
     commandline.say_how_long(effort.alone(config) / 2)
     summary = records.summary(player.evaluate(flags.episodes, flags.seed), task_of(config))
     print(json.dumps(records.finite(summary)))

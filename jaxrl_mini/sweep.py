@@ -70,14 +70,17 @@ def main(arguments: list[str]) -> None:
     flags.advantage = [load_advantage(one) for one in flags.advantage]
     values = {field.name: getattr(flags, field.name) for field in dataclasses.fields(Config) if field.name != "seed"}
     grid = Grid.product(parse_seeds(flags.seeds), flags.history_every, **values)
+    from jaxrl_mini.exact.beliefs import too_many
     from jaxrl_mini.tasks.situations import stacked
     from jaxrl_mini.tasks.specification import load_task
 
-    tasks = ((config.task, config.exact_gradient) for config in grid.settings if config.task != ARTICLE)
-    for name, of_expectations in dict.fromkeys(tasks):
+    tasks = ((config.task, config.exact_gradient, config.backend) for config in grid.settings if config.task != ARTICLE)
+    for name, of_expectations, backend in dict.fromkeys(tasks):
         task = load_task(name)
         if of_expectations:
             stacked(task, "train")
+        if backend == "hf" and (why := too_many(task)):
+            raise UserError(f"{why} for the exact figures that a sweep compares")
     shard = _parse_shard(flags.shard)
     output = Path(flags.output or f"sweeps/{grid.digest[:12]}")
     commandline.note(estimate(grid, output))

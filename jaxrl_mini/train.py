@@ -103,13 +103,16 @@ def main(arguments: list[str]) -> None:
     for flag, given in (("--checkpoint-every", flags.checkpoint_every), ("--resume", flags.resume or None)):
         if given is not None and flags.checkpoint is None:
             raise UserError(f"{flag} has no use without --checkpoint: name the folder of the checkpoints")
+    why = None
     if config.task != ARTICLE:
-        from jaxrl_mini.tasks.situations import stacked  # imports NumPy
+        from jaxrl_mini.exact.beliefs import too_many  # imports NumPy
+        from jaxrl_mini.tasks.situations import stacked
         from jaxrl_mini.tasks.specification import load_task
 
         task = load_task(config.task)
         if config.exact_gradient:
             stacked(task, "train")
+        why = too_many(task) if config.backend == "hf" else None
     trackers.check(flags.track, resuming=flags.resume)
     if flags.trajectories is not None and config.exact_gradient:
         raise UserError("--trajectories has no use with --exact-gradient: no sampled episode leads to that update")
@@ -153,6 +156,8 @@ def main(arguments: list[str]) -> None:
         trackers.tracking(flags.track, config, path.stem) as track,
         tqdm(total=config.iterations, unit="iteration", disable=not sys.stderr.isatty()) as bar,
     ):
+        if why is not None:
+            commandline.note(f"{why}, so the exact figures are null")
         commandline.say_how_long(effort.alone(config), effort.kept(config))
 
         def report(history: History) -> None:

@@ -1,5 +1,6 @@
 """A language model on any task: its scores, episodes, expectations and updates the plain way, and all its commands."""
 
+import dataclasses
 import functools
 import itertools
 import json
@@ -11,14 +12,17 @@ import pytest
 import walk
 from generated import Generated
 from plain_language import plain_log_probs
+from stopping import assert_same, kept_run, stop_after_each_iteration
 
 from jaxrl_mini import load_player, play, replay, report, reproduce, sweep, tiny_model, train
 from jaxrl_mini.config import Config
+from jaxrl_mini.exact import beliefs
 from jaxrl_mini.learning import language_episodes, language_training
 from jaxrl_mini.learning.language_training import Run
 from jaxrl_mini.policies.language import check_limits, load_policy
 from jaxrl_mini.policies.prompts import PromptError, candidate_texts, opening_texts, segment_texts
 from jaxrl_mini.runs import recording, replaying
+from jaxrl_mini.tasks import histories as of_histories
 from jaxrl_mini.tasks.histories import histories
 from jaxrl_mini.tasks.specification import load_task, register
 
@@ -26,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
 TASK = "generated-for-language"
 """Three instances, draws of chance and hidden states; instances begin with one of two observations."""
-make = functools.partial(Generated, seed=12, actions=3, steps=3, places=4, instances=3)
+make = functools.partial(Generated, seed=4, actions=3, steps=3, places=4, instances=3)
 
 
 @pytest.fixture(scope="module")
@@ -159,17 +163,60 @@ def test_one_step_is_that_of_a_plain_loop_over_texts(loaded, folder):
     assert metrics["loss"][0] == pytest.approx(float(value), abs=1e-5)
     assert metrics["mean_kl"][0] == pytest.approx(float(kl), rel=1e-3)
     assert metrics["gradient_norm"][0] == pytest.approx(norm, rel=1e-3)
+    # Adam's first step keeps a tenth of the gradient, which is clipped to norm 1.
+    kept = jax.tree.map(lambda leaf: leaf * min(1.0, 1 / norm) / 10, gradient)
+    for ours, plain in zip(jax.tree.leaves(run.state.moments.first), jax.tree.leaves(kept), strict=True):
+        np.testing.assert_allclose(ours, plain, atol=1e-6)
 
 
 def test_where_histories_are_too_many_nothing_is_exact_and_training_is_the_same(loaded, folder, monkeypatch):
     config = Config(backend="hf", model=str(folder), task=TASK, groups=2, group_size=4, eval_episodes=8, lr=1e-3)
-    config = Config(**{**vars(config), "iterations": 2})
+    config = dataclasses.replace(config, iterations=2)
     exact = language_training.run(config, loaded=loaded)
     monkeypatch.setattr(language_training, "histories", lambda task: None)
     sampled = language_training.run(config, loaded=loaded)
     assert sampled.after.exact_success_rate is None and sampled.after.successes == exact.after.successes
     for name in ("loss", "mean_kl", "gradient_norm"):
         np.testing.assert_allclose(sampled.history[name], exact.history[name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("exact", [True, False], ids=["exact", "too-many-histories"])
+def test_a_run_that_stops_and_goes_on_is_one_that_never_stops(tmp_path, loaded, folder, monkeypatch, exact):
+    if not exact:
+        monkeypatch.setattr(language_training, "histories", lambda task: None)
+    config = Config(backend="hf", model=str(folder), task=TASK, groups=2, group_size=4, eval_episodes=8, lr=1e-3)
+    short, config = (dataclasses.replace(config, iterations=n) for n in (1, 2))
+    run = functools.partial(language_training.run, loaded=loaded)
+    stop_after_each_iteration(tmp_path / "stopping", short, run=run)
+    stop_after_each_iteration(tmp_path / "stopping", config, first=1, run=run)
+    stopping, never = (kept_run(tmp_path / name, config, run=run) for name in ("stopping", "never"))
+    assert_same(stopping, never)
+    assert (stopping[0].before.exact_success_rate is not None) == exact
+    assert not exact or len(stopping[0].before.by_instance) == 3
+
+
+def test_too_many_histories_are_said_first_and_the_exact_figures_are_null(command, tmp_path, monkeypatch):
+    for module in (of_histories, beliefs):
+        monkeypatch.setattr(module, "MAX_HISTORIES", 20)
+    task = "generated-with-many-histories"
+    register(task, functools.partial(make, seed=5))
+    line = f"task {task} has 37 histories: expected at most 20"
+    assert command(tiny_model, "m", "--layers", 1, "--width", 16, "--task", task).code == 0
+    model = ("--task", task, "--backend", "hf", "--model", "m", "--iterations", 1, "--eval-episodes", 4)
+    model = (*model, "--groups", 2, "--group-size", 2)
+    outcome = command(train, *model, "--output", "r.json", "--save-policy", "p")
+    assert outcome.code == 0 and f"{line}, so the exact figures are null" in outcome.err
+    record = json.loads((tmp_path / "r.json").read_text())
+    figures = ("exact_success_rate", "exact_mean_actions", "exact_mean_kl")
+    for each in (record["before"], record["after"], record["after"]["splits"]["held-out"]):
+        assert [each[name] for name in figures] == [None] * 3 and "exact_pass_at" not in each
+    assert command(reproduce, "r.json", "--static").code == 0
+    outcome = command(play, "p", "--episodes", 4)
+    assert outcome.code == 0 and f"{line}, so the exact figures are null" in outcome.err
+    assert command(report, "r.json", "--output", "r.html").code == 0
+    outcome = command(sweep, *model, "--seeds", "7:9", "--output", "s")
+    assert outcome == (2, [], [f"error: {line} for the exact figures that a sweep compares"])
+    assert not (tmp_path / "s").exists()
 
 
 def test_every_command_works_with_a_language_model_on_another_task(command, tmp_path):
@@ -187,7 +234,7 @@ def test_every_command_works_with_a_language_model_on_another_task(command, tmp_
         (reproduce, ("r.json", "--static")),
         (play, ("p", "--episodes", 8)),
         (report, ("r.json", "r.npz", "--output", "r.html")),
-        (sweep, (*model, "--seeds", "7:9", "--output", "s")),
+        (sweep, (*model, "--task", task[1], "repair:lines=2,steps=2", "--seeds", "7:8", "--output", "s")),
     ):
         outcome = command(module, *flags)
         assert outcome.code == 0, (module, outcome.err)

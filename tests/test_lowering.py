@@ -1,11 +1,13 @@
 """Every compiled program of a run can be lowered for GPUs and TPUs, and stays on the device from start to end."""
 
 import re
+from functools import partial
 from unittest import mock
 
 import jax
 import numpy as np
 import pytest
+from generated import Generated
 from jax.experimental import io_callback
 
 from jaxrl_mini import objective, tiny_model
@@ -16,7 +18,8 @@ from jaxrl_mini.policies import language, table
 from jaxrl_mini.policies.scenes import in_chunks, reading, scene
 from jaxrl_mini.runs import replaying
 from jaxrl_mini.tasks.histories import histories
-from jaxrl_mini.tasks.repair import MAX_STEPS, NUM_ACTIONS, NUM_STATES, NUM_VARIANTS
+from jaxrl_mini.tasks.repair import NUM_ACTIONS, NUM_STATES, NUM_VARIANTS
+from jaxrl_mini.tasks.specification import load_task, register
 from jaxrl_mini.types import Distribution, Settings
 
 PLATFORMS = ("cuda", "tpu")
@@ -87,9 +90,22 @@ def test_a_replayed_iteration_stays_on_the_device():
 # Language models
 
 
-@pytest.fixture(scope="module")
-def model(tiny_folder):
-    return language.load_policy(tiny_folder)
+@pytest.fixture(scope="module", params=["article", "another task"])
+def model(request, tiny_folder, tmp_path_factory):
+    """Another task has instances that begin in one of two ways, draws of chance, and states behind one observation."""
+    if request.param == "article":
+        return language.load_policy(tiny_folder)
+    specification, folder = "generated-for-lowering", tmp_path_factory.mktemp("models") / "tiny"
+    register(specification, partial(Generated, seed=4, instances=3))
+    tiny_model.make_tiny_model(folder, layers=1, width=16, task=specification)
+    return language.load_policy(folder, task=load_task(specification))
+
+
+def finished(policy, groups, group_size):
+    """Some batch."""
+    batch = policy.task.task.max_steps, groups, group_size
+    choices, shown = np.zeros(batch, np.int32), np.zeros((*batch[1:], batch[0]), np.int32)
+    return language_episodes.recorded(choices, choices[0], choices[0, :, 0], shown)
 
 
 def test_a_language_models_rollout_stays_on_the_device(model):
@@ -100,25 +116,26 @@ def test_a_language_models_rollout_stays_on_the_device(model):
 
 
 @pytest.mark.parametrize("method", ["grpo", "rs-sft"])
-def test_a_language_models_update_stays_on_the_device(model, method):
+@pytest.mark.parametrize("exact", [True, False], ids=["exact", "too-many-histories"])
+def test_a_language_models_update_stays_on_the_device(model, method, exact):
     policy, checkpoint = model
-    config = Config(backend="hf", model="x", method=method)
-    batch = np.full((MAX_STEPS, config.groups, config.group_size), -1)
-    batch[0] = 0
-    episodes = language_episodes.replayed(policy.task.task, batch)
-    merged = objective.merge([episodes.played.choices], config.groups * config.group_size)
+    config, task = Config(backend="hf", model="x", method=method), policy.task.task
+    batch, actions = config.groups * config.group_size, len(task.actions)
+    episodes = finished(policy, config.groups, config.group_size)
+    merged = objective.merge([episodes.played.choices], batch)
+    by_history = zeros(histories(task).size, actions) if exact else None
     traced = language_training.learn.trace(
         policy,
         training.initial_state(checkpoint.params),
-        language_training.Reference(zeros(3906, NUM_ACTIONS), None),
-        np.zeros((MAX_STEPS, len(merged.first)), np.int32),
+        language_training.Reference(by_history, None if exact else checkpoint.params),
+        np.zeros((task.max_steps, batch), np.int32) if exact else None,
         merged,
         episodes,
         zeros(config.groups, config.group_size),
-        zeros(MAX_STEPS, config.groups * config.group_size, NUM_ACTIONS),
+        zeros(task.max_steps, batch, actions),
         jax.tree.map(np.float32, Settings.of(config)),
-        sizes=block.sizes_of(config),
-        micro_batch=language_training.MICRO_BATCH,
+        sizes=training.Sizes(method, config.groups, config.group_size, config.epochs),
+        micro_batch=4,
     )
     assert_stays(traced)
 
@@ -134,8 +151,8 @@ def test_a_language_models_exact_evaluation_stays_on_the_device(model):
 
 def test_a_language_models_scores_of_episodes_stay_on_the_device(model):
     policy, checkpoint = model
-    episodes = language_episodes.replayed(policy.task.task, np.zeros((MAX_STEPS, 32, 1), np.int32))
-    assert_stays(language_training.log_probs.trace(policy, checkpoint.params, episodes.played.prompts))
+    prompts = finished(policy, 32, 1).played.prompts
+    assert_stays(language_training.log_probs.trace(policy, checkpoint.params, prompts))
 
 
 class Reached(Exception):

@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxrl_mini.config import UserError
 from jaxrl_mini.tasks.compiled import ENDED, CompiledTask
+from jaxrl_mini.tasks.histories import MAX_HISTORIES, MAX_WAYS, histories
 
 MAX_BELIEFS = 1_000_000
 """Beliefs that are looked at, at most."""
@@ -158,6 +159,16 @@ def count_histories(task: CompiledTask) -> int:
     for node, text in zip(task.start_node.tolist(), task.start_text.tolist(), strict=True):
         starts.setdefault(text, set()).add(node)
     return sum(after(frozenset(some)) for some in starts.values())
+
+
+def too_many(task: CompiledTask) -> str | None:
+    """What there is too much of for exact figures of a language model, in words; None where they are computed."""
+    if histories(task) is not None:
+        return None
+    count = count_histories(task)
+    if count > MAX_HISTORIES:
+        return f"task {task.name} has {count:,} histories: expected at most {MAX_HISTORIES:,}"
+    return f"task {task.name} has {count:,} histories of which those of one length go on in more than {MAX_WAYS:,} ways"
 
 
 def count_episodes(task: CompiledTask) -> int:

@@ -162,7 +162,7 @@ def of_taken(behavior: AnyArray, batch: Batch) -> Float[np.ndarray, "group episo
 
 def behavior_of_taken(
     chosen: Float[np.ndarray, "group episode step"], batch: Batch, count: int
-) -> Float[np.ndarray, "step episode action"]:
+) -> Float[np.ndarray, "step batch action"]:
     """The reverse of `of_taken`, for so many actions; 0 for those that were not taken."""
     is_taken = taken(batch, count)[..., None] == np.arange(count)  # [step, episode, action]
     return np.where(is_taken, chosen.reshape(-1, chosen.shape[2]).T[..., None], 0.0).astype(np.float32)

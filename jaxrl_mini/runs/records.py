@@ -82,7 +82,8 @@ def summary(evaluation: Evaluation, task: CompiledTask | None = None, split: str
     """An evaluation's figures, each with its 95 % interval and its exact twin.
 
     Where a split has several instances, also the exact success on each, and pass@k: the expectation over them of
-    1 - (1 - success)^k, that one of k episodes succeeds. Of any task, the same of its other splits.
+    1 - (1 - success)^k, that one of k episodes succeeds. Of any task, the same of its other splits. All that is exact
+    is None of a language model whose task has too many histories.
     """
     several: dict[str, Any] = {}
     if task is not None and evaluation.by_instance is not None:
@@ -93,6 +94,7 @@ def summary(evaluation: Evaluation, task: CompiledTask | None = None, split: str
             "exact_pass_at": {str(k): float(np.mean(1.0 - failure**k)) for k in PASS_AT},
         }
     splits = {name: summary(one, task, name) for name, one in evaluation.splits.items()}
+    has_kl = evaluation.exact_mean_kl is not None or evaluation.exact_success_rate is None
     return {
         "episodes": evaluation.episodes,
         "successes": evaluation.successes,
@@ -102,7 +104,7 @@ def summary(evaluation: Evaluation, task: CompiledTask | None = None, split: str
         "mean_actions": evaluation.mean_actions,
         "mean_actions_interval": evaluation.mean_actions_interval,
         "exact_mean_actions": evaluation.exact_mean_actions,
-        **({} if evaluation.exact_mean_kl is None else {"exact_mean_kl": evaluation.exact_mean_kl}),
+        **({"exact_mean_kl": evaluation.exact_mean_kl} if has_kl else {}),
         **several,
         **({"splits": splits} if splits else {}),
     }

@@ -20,7 +20,6 @@ MAX_HISTORIES = 200_000
 """Of a task whose language models are evaluated exactly."""
 MAX_WAYS = 20_000_000
 """The same for the ways in which histories of one length, and what is hidden, can go on."""
-TOO_MANY = f"more than {MAX_HISTORIES:,} histories, or {MAX_WAYS:,} ways from those of one length"
 
 
 class Weights(NamedTuple):
