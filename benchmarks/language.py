@@ -25,15 +25,17 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jaxrl_mini import objective
 from jaxrl_mini.exact.expectations import expectations
-from jaxrl_mini.learning import language_training, training
+from jaxrl_mini.learning import language_episodes, language_training, training
+from jaxrl_mini.learning.language_episodes import Batch
 from jaxrl_mini.machine.hardware import cores
 from jaxrl_mini.policies.gpt2 import GPT2, GPT2Config
 from jaxrl_mini.policies.language import LanguagePolicy, draw, load_policy
 from jaxrl_mini.policies.pretrained import Checkpoint, save_checkpoint
-from jaxrl_mini.tasks.histories import enumerate_histories
-from jaxrl_mini.tasks.repair import ACTIONS, MAX_STEPS, VARIANTS, BinarySearchRepair
-from jaxrl_mini.tasks.tables import TABLES
+from jaxrl_mini.policies.scenes import HISTORIES_AT_ONCE, Prompts, Start, in_chunks, reading, scene
+from jaxrl_mini.tasks.histories import histories
+from jaxrl_mini.tasks.repair import ACTIONS, MAX_STEPS
 from jaxrl_mini.tiny_model import make_tiny_model
 
 SIZES = {
@@ -74,30 +76,28 @@ def timed(function: Callable[..., Any], *arguments: Any, repetitions: int) -> tu
     return {name: round(value, 5) for name, value in figures.items()}, returned
 
 
-def random_episodes(count: int, seed: int = 0) -> np.ndarray:
-    """Uniform play, [step, episode], -1 after the end."""
-    actions = np.random.default_rng(seed).integers(0, len(ACTIONS), (MAX_STEPS, count))
+def random_episodes(policy: LanguagePolicy, count: int, seed: int = 0) -> Batch:
+    """Uniform play."""
+    actions = np.random.default_rng(seed).integers(0, len(ACTIONS), (MAX_STEPS, count, 1))
     finish = actions == ACTIONS.index("finish")
-    return np.where(np.cumsum(finish, axis=0) - finish > 0, -1, actions).astype(np.int32)
+    taken = np.where(np.cumsum(finish, axis=0) - finish > 0, -1, actions)
+    return language_episodes.replayed(policy.task.task, taken)
 
 
-def plain_rows(policy: LanguagePolicy, end_of_text: int, actions: np.ndarray) -> tuple[np.ndarray, ...]:
+def plain_rows(policy: LanguagePolicy, end_of_text: int, batch: Batch) -> tuple[np.ndarray, ...]:
     """A row of tokens per action taken and candidate, padded at its end, and where its candidate starts and ends."""
     task, tree = policy.task, policy.task.tree
     candidates = [[int(token) for token in tree.edge_tokens[path > 0]] for path in tree.paths]
     rows, starts, live = [], [], []
-    for episode in range(actions.shape[1]):
-        prompt, variant = task.opening.tolist(), 0
-        for step, action in enumerate(actions[:, episode]):
-            if action < 0:
-                break
+    for episode, actions in enumerate(language_episodes.taken(batch, len(ACTIONS)).T):
+        prompt = task.openings[0].tolist()
+        for step in range((actions >= 0).sum()):
+            if step:
+                segment = batch.played.prompts.segments[step - 1, episode]
+                prompt = prompt + task.segments[segment][-task.lengths[segment] :].tolist()
             live.append((step, episode))
             rows += [prompt + candidate for candidate in candidates]
             starts += [len(prompt)] * len(candidates)
-            if step < MAX_STEPS - 1 and action != ACTIONS.index("finish"):
-                length = task.lengths[step, variant, action]
-                prompt = prompt + task.segments[step, variant, action][-length:].tolist()
-                variant = int(TABLES.next_variant[step, variant, action])
     tokens = np.zeros((len(rows), max(map(len, rows))), np.int32)
     for row, ids in zip(tokens, rows, strict=True):
         row[: len(ids)] = ids
@@ -121,16 +121,16 @@ def measure_packed(
     policy: LanguagePolicy, checkpoint: Checkpoint, episodes: int, repetitions: int, at_once: int
 ) -> dict[str, Any]:
     """Forward and backward over some episodes: packed against plain, which scores so many actions at once."""
-    actions = random_episodes(episodes)
-    tokens, starts, ends, live = plain_rows(policy, checkpoint.end_of_text, actions)
+    batch = random_episodes(policy, episodes)
+    tokens, starts, ends, live = plain_rows(policy, checkpoint.end_of_text, batch)
     taken = live.shape[1]
     parts = taken // max(size for size in range(1, at_once + 1) if taken % size == 0)
 
     def plain(params: Any, *rows: Any) -> Any:
         return plain_log_probs(checkpoint.network, params, *rows)
 
-    def packed(params: Any, actions: Any) -> Any:
-        return policy.log_probs(params, actions)[tuple(live)]
+    def packed(params: Any, prompts: Any) -> Any:
+        return policy.log_probs(params, prompts)[tuple(live)]
 
     def gradient(function: Any) -> Any:
         def summed(params: Any, *rest: Any) -> tuple[Any, Any]:
@@ -149,7 +149,7 @@ def measure_packed(
 
     params, rows = checkpoint.params, [array.reshape(parts, -1, *array.shape[1:]) for array in (tokens, starts, ends)]
     slow, (_, slow_log_probs) = timed(plain_gradient, params, *rows, repetitions=max(1, repetitions // 3))
-    fast, (_, fast_log_probs) = timed(gradient(packed), params, actions, repetitions=repetitions)
+    fast, (_, fast_log_probs) = timed(gradient(packed), params, batch.played.prompts, repetitions=repetitions)
     difference = jnp.abs(slow_log_probs - fast_log_probs).max()
     speedup = round(slow["seconds"] / fast["seconds"], 2)
     return {"speedup": speedup, "max_difference": float(difference), "packed": fast, "plain": slow}
@@ -157,18 +157,26 @@ def measure_packed(
 
 def measure_rollout(policy: LanguagePolicy, checkpoint: Checkpoint, episodes: int, repetitions: int) -> dict[str, Any]:
     """Playing episodes: with the key/value cache, and scoring the packed rows anew at every step."""
+    here, nothing = jax.tree.map(jnp.asarray, scene(policy.task.task)), len(policy.task.lengths) - 1
+    rows, first = here.next_row.shape[1], np.zeros(episodes, np.int32)
 
     def recomputed(params: Any, uniforms: Any) -> Any:
-        actions = jnp.full(uniforms.shape, -1)
-        alive = jnp.ones(uniforms.shape[1], bool)
+        row, shown = jnp.asarray(first), jnp.full((MAX_STEPS, episodes), nothing)
         for step in range(MAX_STEPS):
-            action = jnp.where(alive, draw(policy.log_probs(params, actions)[step], uniforms[step]), -1)
-            actions, alive = actions.at[step].set(action), alive & (action != ACTIONS.index("finish"))
-        return actions
+            action = draw(policy.log_probs(params, Prompts(first, shown[:-1]))[step], uniforms[step])
+            place = step, jnp.minimum(row, rows - 1), action, 0
+            shown = shown.at[step].set(jnp.where(row < rows, here.segment[place], nothing))
+            row = jnp.where(row < rows, here.next_row[place], rows)
+        return shown[:-1]
+
+    def cached(params: Any, uniforms: Any) -> Any:
+        played, _ = policy.sample(params, here, Start(first, first, uniforms, None))
+        return played.prompts.segments
 
     uniforms = jax.random.uniform(jax.random.key(0), (MAX_STEPS, episodes))
-    slow, _ = timed(recomputed, checkpoint.params, uniforms, repetitions=max(1, repetitions // 3))
-    fast, _ = timed(lambda *both: policy.sample(*both)[0], checkpoint.params, uniforms, repetitions=repetitions)
+    slow, shown = timed(recomputed, checkpoint.params, uniforms, repetitions=max(1, repetitions // 3))
+    fast, same = timed(cached, checkpoint.params, uniforms, repetitions=repetitions)
+    assert (np.asarray(shown) == np.asarray(same)).mean() > 0.99, "the two play other episodes"
     return {"speedup": round(slow["seconds"] / fast["seconds"], 2), "cached": fast, "recomputed": slow}
 
 
@@ -176,29 +184,35 @@ def measure_iteration(policy: LanguagePolicy, checkpoint: Checkpoint, repetition
     """Whole iterations of 4 groups of 8 episodes with two optimizer steps, from the random policy."""
     sizes = training.Sizes("grpo", groups=4, group_size=8, epochs=2)
     settings = training.Settings(*map(jnp.float32, (1e-3, 0.2, 0.02)))
-    verdicts = np.tile(np.array([False, False, False, True]), (4, 1))
     state = training.initial_state(jax.tree.map(jnp.copy, checkpoint.params))
     seconds = []
     for number in range(repetitions + 1):
         start = time.perf_counter()
-        state = iteration(policy, state, sizes, settings, number, verdicts)
+        state = iteration(policy, state, sizes, settings, number)
         seconds.append(time.perf_counter() - start)
     first, *rest = seconds
     figures = {"seconds": statistics.median(rest), "fastest": min(rest), "slowest": max(rest), "first_seconds": first}
     return {name: round(value, 4) for name, value in figures.items()}
 
 
-def iteration(policy: LanguagePolicy, state: Any, sizes: Any, settings: Any, number: int, verdicts: Any) -> Any:
+def iteration(policy: LanguagePolicy, state: Any, sizes: Any, settings: Any, number: int) -> Any:
     """One iteration with a uniform reference policy; returns the state after it, computed."""
-    reference = np.full((len(enumerate_histories().step), len(ACTIONS)), -np.log(len(ACTIONS)), np.float32)
-    drawn = (policy, state.params, np.array(7, np.uint32), number, verdicts)
-    episodes, rewards, behavior = language_training.sample(*drawn, sizes=sizes)
+    task, seed, batch = policy.task.task, np.array(7, np.uint32), sizes.groups * sizes.group_size
+    found, uniform = histories(task), -np.log(len(ACTIONS))
+    assert found is not None
+    reference = language_training.Reference(np.full((found.size, len(ACTIONS)), uniform, np.float32), None)
+    shape = {"groups": sizes.groups, "group_size": sizes.group_size}
+    episodes, behavior = language_episodes.sample(policy, state.params, seed, number, **shape)
+    prompts = episodes.played.prompts
+    merged = objective.merge([episodes.played.choices], batch)
     state, *_ = language_training.learn(
         policy,
         state,
         reference,
+        found.numbers(prompts.openings, prompts.segments)[:, merged.first],
+        merged,
         episodes,
-        rewards,
+        language_episodes.grade(task, episodes, seed, number),
         behavior,
         settings,
         sizes=sizes,
@@ -210,27 +224,19 @@ def iteration(policy: LanguagePolicy, state: Any, sizes: Any, settings: Any, num
 def measure_exact(policy: LanguagePolicy, checkpoint: Checkpoint, repetitions: int) -> dict[str, Any]:
     """Exact evaluation: over all histories, over those that can succeed, and a sampled estimate of 20,000 episodes."""
     figures: dict[str, Any] = {}
-    accepted = np.array([0.0, 0.0, 0.0, 1.0])
-    histories = enumerate_histories()
-    for name, can_succeed in (("all", False), ("can_succeed", True)):
-        evaluate = partial(policy.history_log_probs, can_succeed=can_succeed)
-        figures[name], log_probs = timed(evaluate, checkpoint.params, repetitions=repetitions)
-        success = expectations(histories, log_probs, accepted).success
-        figures[name] |= {"histories": int(histories.can_succeed.sum()) if can_succeed else 3906, "success": success}
-    sample, successes, count = jax.jit(policy.sample), 0, 0
-    while count < 20_000:
-        actions, _ = sample(checkpoint.params, jax.random.uniform(jax.random.key(count), (MAX_STEPS, 32)))
-        successes, count = successes + sum(map(_succeeds, np.asarray(actions).T)), count + actions.shape[1]
-    rate, exact = successes / count, figures["all"]["success"]
+    found, count = histories(policy.task.task), 20_000
+    assert found is not None
+    laid = reading(found)
+    for name, wanted in (("all", np.ones(found.size, bool)), ("can_succeed", found.can_succeed([0]))):
+        order = in_chunks(found, wanted, laid.waves, HISTORIES_AT_ONCE)
+        reads = partial(policy.history_log_probs, room=laid.room)
+        read = checkpoint.params, laid.pages, order, np.int32(len(order))
+        figures[name], log_probs = timed(reads, *read, repetitions=repetitions)
+        figures[name] |= {"histories": int(wanted.sum()), "success": expectations(found, log_probs).success}
+    successes, *_ = language_episodes.evaluate(policy, checkpoint.params, "train", np.array(0, np.uint32), count)
+    rate, exact = int(successes) / count, figures["all"]["success"]
     deviation = (exact * (1 - exact) / count) ** 0.5
     return {**figures, "sampled_success": rate, "sampled_deviations_off": round((rate - exact) / deviation, 2)}
-
-
-def _succeeds(actions: np.ndarray) -> bool:
-    task = BinarySearchRepair()
-    for action in actions[actions >= 0]:
-        task.step(ACTIONS[action])
-    return task.submitted and task.artifact == VARIANTS[-1]
 
 
 def measure_memory(size: str, dtype: str) -> dict[str, Any]:
@@ -246,7 +252,7 @@ def iterate_once(size: str, dtype: str) -> None:
     sizes = training.Sizes("grpo", groups=1, group_size=8, epochs=2)
     settings = training.Settings(*map(jnp.float32, (1e-6, 0.2, 0.02)))
     state = training.initial_state(checkpoint.params)
-    iteration(policy, state, sizes, settings, 0, np.ones((1, 4), bool))
+    iteration(policy, state, sizes, settings, 0)
     device = jax.devices()[0].memory_stats() or {}
     host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(json.dumps({"host_gigabytes": host, "device_gigabytes": device.get("peak_bytes_in_use", 0) / 2**30}))
@@ -256,7 +262,7 @@ def measure_pytorch(
     policy: LanguagePolicy, checkpoint: Checkpoint, repetitions: int, torch_python: str
 ) -> dict[str, Any]:
     """One iteration of 4 x 8 episodes against `benchmarks.pytorch_language`, a process of its own, on all cores."""
-    tokens, starts, ends, _ = plain_rows(policy, checkpoint.end_of_text, random_episodes(32))
+    tokens, starts, ends, _ = plain_rows(policy, checkpoint.end_of_text, random_episodes(policy, 32))
     with tempfile.TemporaryDirectory() as folder:
         save_checkpoint(Path(folder) / "model", checkpoint)
         np.savez(Path(folder) / "rows.npz", tokens=tokens, starts=starts, ends=ends)
