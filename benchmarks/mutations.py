@@ -222,7 +222,7 @@ _BY_FILE = {
         ("start.chances[step][:, None] >= bounds", "start.chances[step][:, None] > -bounds", "language_any_task"),
         ("(uniforms[..., None] >= cumulative)", "(uniforms[..., None] > cumulative)", "language"),
         ("jnp.where(alive[:, None], log_probs, 0)", "log_probs", "language"),
-        ("longest > config.n_positions", "longest >= config.n_positions", "language_any_task"),
+        ("longest > bound", "longest >= bound", "language_any_task"),
     ],
 }
 FAULTS = [Fault(file, *one) for file, faults in _BY_FILE.items() for one in faults]
