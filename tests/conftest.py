@@ -19,6 +19,7 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+import hypothesis
 import jax
 import jaxtyping
 import numpy as np
@@ -36,6 +37,8 @@ for _number in {*signals.NUMBERS} - {*signals.not_ignored()}:
     signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
 
 jax.config.update("jax_debug_key_reuse", True)
+hypothesis.settings.register_profile("untimed", deadline=None)  # how long a case takes says nothing
+hypothesis.settings.load_profile("untimed")
 
 runtime._git_state = lru_cache(runtime._git_state)  # a process that is this large takes long to start another
 
