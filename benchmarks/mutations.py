@@ -209,7 +209,7 @@ _BY_FILE = {
     "policies/prompts": [
         ("visible[node, nodes[prefix[:end]]]", "visible[nodes[prefix[:end]], node]", "language"),
         ("row[len(row) - len(ids) :] = ids", "row[: len(ids)] = ids", "language"),
-        ("+ int(tree.depths.max())", "+ int(tree.depths.min())", "language_any_task"),
+        ("+ int(tree.depths.max())", "+ int(tree.depths.min())", "language"),
         ("reached = longest[task.node[onward]] +", "reached =", "language_any_task"),
     ],
     "policies/language": [

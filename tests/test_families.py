@@ -1,6 +1,5 @@
 """Families of causal language models: scores and gradients are transformers', what is saved is what was read."""
 
-import dataclasses
 import json
 import math
 import shutil
@@ -57,8 +56,8 @@ def test_candidates_score_as_in_an_independent_implementation(family):
     np.testing.assert_allclose(ours, [case["log_probs"] for case in found["cases"]], atol=1e-4)
     free = score_candidates(family, prompts, candidates, replies="free")
     scores = np.array([case["scores"] for case in found["cases"]])
-    np.testing.assert_allclose(free[:, :-1], scores, atol=2e-4)
-    np.testing.assert_allclose(free[:, -1], np.log1p(-np.exp(scores).sum(axis=1)), atol=2e-4)
+    np.testing.assert_allclose(free[:, :-1], scores, atol=1e-4)
+    np.testing.assert_allclose(free[:, -1], np.log1p(-np.exp(scores).sum(axis=1)), atol=1e-4)
 
 
 def test_token_ids_are_the_independent_implementations(family):
@@ -243,7 +242,7 @@ def test_pytorch_loads_what_is_saved_and_scores_the_same(family, tmp_path):
     _, prompts, candidates = expected(family)
     save_checkpoint(tmp_path / "saved", load(family))
     ours = score_candidates(tmp_path / "saved", prompts, candidates, replies="free")[:, :-1]
-    np.testing.assert_allclose(ours, torch_scores(tmp_path / "saved", prompts, candidates), atol=2e-4)
+    np.testing.assert_allclose(ours, torch_scores(tmp_path / "saved", prompts, candidates), atol=1e-4)
 
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 10000.0}
@@ -277,5 +276,4 @@ def test_other_flags_are_those_of_transformers(golden, tmp_path, kind, settings)
     model.save_pretrained(folder)
     _, prompts, candidates = expected(golden / "tiny-qwen2")
     ours = score_candidates(folder, prompts, candidates, replies="free")[:, :-1]
-    np.testing.assert_allclose(ours, torch_scores(folder, prompts, candidates), atol=3e-4)
-    assert dataclasses.is_dataclass(load_checkpoint(folder).config)
+    np.testing.assert_allclose(ours, torch_scores(folder, prompts, candidates), atol=1e-4)

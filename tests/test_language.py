@@ -1,5 +1,6 @@
 """The language-model policy is the plain way's, faster: same scores, gradients, episodes and expectations."""
 
+import itertools
 import json
 import shutil
 from functools import cache
@@ -180,6 +181,13 @@ def test_histories_score_like_the_plain_way(loaded):
     picked = np.array([0, 1, 4, 17, 100, 600, 2000, found.size - 1])
     prompts = [prompt_after([found.action[h] for h in [*found.ancestors[last], last] if h]) for last in picked]
     np.testing.assert_allclose(every[picked], plain_log_probs(checkpoint, checkpoint.params, prompts), atol=1e-5)
+
+
+def test_the_longest_prompt_is_that_of_all(loaded):
+    policy, checkpoint = loaded
+    prompts = [prompt_after(actions) for actions in itertools.product(range(FINISH), repeat=MAX_STEPS - 1)]
+    longest, candidates = (max(map(len, checkpoint.encode(list(texts)))) for texts in (prompts, CANDIDATES))
+    assert policy.task.longest == longest + candidates
 
 
 def test_exact_success_lies_in_the_interval_of_a_sampled_estimate(word):

@@ -46,17 +46,20 @@ def loaded(folder):
     return load_policy(folder, task=load_task(TASK))
 
 
+def prompt_of(task, texts):
+    """What a model is shown that has seen and done this."""
+    first, *rest = texts
+    steps = (f" {task.actions[number]}\n{seen}\nAction:" for number, seen in rest)
+    return f"{make().header}\n{first}\nAction:" + "".join(steps)
+
+
 @pytest.fixture(scope="module")
 def scored(loaded):
     """(observation, (action, observation), ...) -> log-probabilities, every prompt in a row of its own."""
     policy, checkpoint = loaded
     task = policy.task.task
     texts = sorted({texts for instance in make().splits["train"] for texts in _open(make(), instance)}, key=str)
-    header = make().header + "\n"
-    prompts = [
-        header + first + "\nAction:" + "".join(f" {task.actions[a]}\n{seen}\nAction:" for a, seen in rest)
-        for first, *rest in texts
-    ]
+    prompts = [prompt_of(task, one) for one in texts]
     log_probs = plain_log_probs(checkpoint, checkpoint.params, prompts, candidate_texts(task))
     return dict(zip(texts, np.asarray(log_probs), strict=True))
 
@@ -75,39 +78,28 @@ def _open(task, instance):
         yield from go_on(after, (text,))
 
 
-def _texts(policy, found, history):
-    """What was seen and done in a history."""
-    path = [*found.ancestors[history][: found.step[history] - 1], history] if found.step[history] else []
-    return [opening_texts(policy.task.task)[found.opening[history]]] + [
-        segment_texts(policy.task.task)[found.segment[one]] for one in path
-    ]
-
-
 def test_histories_score_like_texts(loaded, scored):
     policy, checkpoint = loaded
-    found = histories(policy.task.task)
+    task, found = policy.task.task, histories(policy.task.task)
     log_probs = language_training.history_log_probs(policy, checkpoint.params)
     assert found.size == len(scored) > 30 and len(policy.task.openings) == 2
-    by_prompt = {"".join(_texts(policy, found, history)): log_probs[history] for history in range(found.size)}
-    header = make().header + "\n"
-    for (first, *rest), wanted in scored.items():
-        text = header + first + "\nAction:"
-        text += "".join(f" {policy.task.task.actions[a]}\n{seen}\nAction:" for a, seen in rest)
-        np.testing.assert_allclose(by_prompt[text], wanted, atol=1e-5)
-    longest = max(len(ids) for ids in checkpoint.encode(list(by_prompt)))
-    candidates = checkpoint.encode(candidate_texts(policy.task.task))
-    assert policy.task.longest == longest + max(map(len, candidates))
+    openings, appended, by_prompt = opening_texts(task), segment_texts(task), {}
+    for history in range(found.size):
+        path = [*found.ancestors[history][: found.step[history] - 1], history][: found.step[history]]
+        text = openings[found.opening[history]] + "".join(appended[found.segment[one]] for one in path)
+        by_prompt[text] = log_probs[history]
+    for texts, wanted in scored.items():
+        np.testing.assert_allclose(by_prompt[prompt_of(task, texts)], wanted, atol=1e-5)
+    longest, candidates = (checkpoint.encode(texts) for texts in (list(by_prompt), candidate_texts(task)))
+    assert policy.task.longest == max(map(len, longest)) + max(map(len, candidates))
 
 
 def test_a_network_needs_positions_for_the_longest_prompt_and_no_more(loaded):
     policy, checkpoint = loaded
-    for positions, refused in ((policy.task.longest, False), (policy.task.longest - 1, True)):
-        config = checkpoint.config.__class__(**{**vars(checkpoint.config), "n_positions": positions})
-        if refused:
-            with pytest.raises(PromptError, match=f"has {policy.task.longest} tokens"):
-                check_limits(0, policy.task.longest, config)
-        else:
-            check_limits(0, policy.task.longest, config)
+    longest = policy.task.longest
+    check_limits(0, longest, dataclasses.replace(checkpoint.config, n_positions=longest))
+    with pytest.raises(PromptError, match=f"has {longest} tokens, but the model's n_positions is {longest - 1}"):
+        check_limits(0, longest, dataclasses.replace(checkpoint.config, n_positions=longest - 1))
 
 
 def test_exact_figures_are_those_of_a_walk_and_sampled_ones_lie_about_them(loaded, folder, scored):

@@ -102,6 +102,15 @@ def test_a_tokenizer_that_takes_one_text_of_the_task_for_another_is_refused():
         tokenize_task(encode, 0)
 
 
+def test_a_tokenizer_that_marks_the_start_of_every_text_is_refused(folder):
+    """As those of Llama 1 and 2 do: a prompt is put together from texts that do not start one."""
+    set_pipeline(folder, normalizer=normalizers.Prepend("\N{LOWER ONE EIGHTH BLOCK}"))
+    set_json(folder / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
+    checkpoint = load_checkpoint(folder)
+    with pytest.raises(PromptError, match="the tokenizer joins parts of the prompt"):
+        tokenize_task(checkpoint.encode, checkpoint.end_of_text)
+
+
 def test_an_adapter_beside_the_weights_is_refused_with_the_way_to_merge_it(folder):
     (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
     with pytest.raises(CheckpointError, match=r"adapter_config.json.*merge_and_unload\(\)"):

@@ -26,7 +26,6 @@ from jaxrl_mini.exact.expectations import expectations
 from jaxrl_mini.learning import language_episodes, training
 from jaxrl_mini.learning.checkpoint import Checkpoints, Snapshot
 from jaxrl_mini.learning.evaluation import Evaluation
-from jaxrl_mini.learning.language_episodes import Batch as Played
 from jaxrl_mini.learning.metrics import History, columns, joined
 from jaxrl_mini.learning.result import Result
 from jaxrl_mini.learning.training import Backward, Batch, Log, LossGradient, Sizes, State
@@ -86,7 +85,7 @@ def learn(
     reference: Reference,
     numbers: Int[AnyArray, "step row"] | None,
     merged: objective.Merged,
-    episodes: Played,
+    episodes: language_episodes.Batch,
     rewards: Float[AnyArray, "group episode"],
     behavior: Float[AnyArray, "step batch action"],
     settings: Settings,
@@ -245,11 +244,11 @@ class Run:
             return metrics, {"packed": self._packed(episodes).packed, **left}
         return metrics, {**episodes.by_group._asdict(), "passed": passed, "shown": episodes.shown, **left}
 
-    def grade(self, episodes: Played) -> Float[np.ndarray, "group episode"]:
+    def grade(self, episodes: language_episodes.Batch) -> Float[np.ndarray, "group episode"]:
         """The verifier's verdicts on episodes of the next iteration."""
         return language_episodes.grade(self.task, episodes, self.seed, self.iteration)
 
-    def _rewards(self, episodes: Played, passed: Float[np.ndarray, "group episode"]) -> np.ndarray:
+    def _rewards(self, episodes: language_episodes.Batch, passed: Float[np.ndarray, "group episode"]) -> np.ndarray:
         kind = self.config.reward
         if kind == "verifier":
             return passed
@@ -258,12 +257,12 @@ class Run:
             return np.asarray(rollout.grade(self._packed(episodes), verdicts))
         return np.asarray(rewarding.worrying(jnp.asarray(passed), self.seed, self.iteration, reward=kind))
 
-    def _packed(self, episodes: Played) -> Episodes:
+    def _packed(self, episodes: language_episodes.Batch) -> Episodes:
         """Episodes of the article's task."""
         actions = language_episodes.taken(episodes, len(self.task.actions))
         return rollout.episodes_from_actions(actions.reshape(len(actions), *episodes.shape))
 
-    def learn(self, episodes: Played, rewards: AnyArray, behavior: AnyArray) -> History:
+    def learn(self, episodes: language_episodes.Batch, rewards: AnyArray, behavior: AnyArray) -> History:
         """Learns from graded episodes, and returns the metrics of the iteration; see `learn` of this module."""
         rows = -(-rewards.size // self.micro_batch) * self.micro_batch
         choices, _, prompts = episodes.played
@@ -291,7 +290,7 @@ class Run:
         self.iteration += 1
         return {name: column[:, 0] for name, column in metrics.items()}
 
-    def log_probs(self, episodes: Played) -> Float[np.ndarray, "step episode action"]:
+    def log_probs(self, episodes: language_episodes.Batch) -> Float[np.ndarray, "step episode action"]:
         """Log-probabilities of the policy now in some episodes; they mean nothing after an episode's end."""
         return np.asarray(log_probs(self.policy, self.state.params, episodes.played.prompts))
 

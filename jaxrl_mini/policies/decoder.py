@@ -1,8 +1,7 @@
 """A decoder with rotary positions in flax.nnx, whose flags make it Llama, Mistral, Qwen2, Qwen3, Gemma or SmolLM3.
 
-Like `gpt2`, it reads packed rows with any attention mask and an optional key/value cache, has no dropout, and holds all
-blocks in one, whose parameters have a first axis `layer`. Modules and parameters carry the names they have in Hugging
-Face checkpoints; kernels are [in, out], the other way round than there.
+Like `gpt2`, it reads packed rows with any attention mask and an optional key/value cache, and has no dropout. Modules
+and parameters carry the names they have in Hugging Face checkpoints; kernels are [in, out], the other way round.
 
 Sources: Touvron et al. 2023 (arXiv 2302.13971); rotary positions: Su et al. 2021 (arXiv 2104.09864); grouped heads:
 Ainslie et al. 2023 (arXiv 2305.13245); yarn: Peng et al. 2023 (arXiv 2309.00071).
@@ -17,9 +16,9 @@ import numpy as np
 from flax import nnx
 from jax import lax
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl_mini.policies.gpt2 import ACTIVATIONS, KeysValues, attend
+from jaxrl_mini.policies.blocks import ACTIVATIONS, KeysValues, attend, next_token_logits, stacked, through
 
 
 @dataclass(frozen=True)
@@ -217,7 +216,7 @@ class Decoder(nnx.Module):
         self.embed_tokens = nnx.Embed(
             config.vocab_size, config.hidden_size, dtype=dtype, embedding_init=init, rngs=rngs
         )
-        self.layers = _blocks(config, dtype, rngs)
+        self.layers = stacked(lambda rngs: Block(config, dtype, rngs), config.num_hidden_layers, rngs)
         self.norm = RMSNorm(config, config.hidden_size, dtype)
         sizes = config.hidden_size, config.vocab_size
         self.lm_head = None if config.tie_word_embeddings else _linear(config, *sizes, dtype, rngs, bias=False)
@@ -230,27 +229,21 @@ class Decoder(nnx.Module):
         past: KeysValues | None = None,
     ) -> tuple[Float[Array, "row token hidden"], KeysValues]:
         """Runs the blocks over new tokens; see `GPT2`."""
-        graph, params = nnx.split(self.layers)
         angles = positions[..., None].astype(jnp.float32) * self.rope.frequencies(self.head_dim).astype(np.float32)
         turn = self.rope.scale * jnp.stack([jnp.cos(angles), jnp.sin(angles)])  # [part, row, token, pair]
         still = jnp.stack([jnp.ones_like(angles), jnp.zeros_like(angles)])
-        layers = len(jax.tree.leaves(params)[0])
-        rotated = np.array(self.rotated or (True,) * layers)
 
-        def read(x: Array, layer: tuple[PyTree, KeysValues | None, Array]) -> tuple[Array, KeysValues]:
-            params, past, turns = layer
-            block: Block = nnx.merge(graph, params)
-            return block(x, mask, past, turn if rotated.all() else jnp.where(turns, turn, still))
+        def read(block: Block, x: Array, past: KeysValues | None, number: Array) -> tuple[Array, KeysValues]:
+            turns = turn if all(self.rotated) else jnp.where(jnp.array(self.rotated)[number], turn, still)
+            return block(x, mask, past, turns)
 
         x = self.embed_tokens(tokens)  # [row, token, hidden]
-        x *= jnp.asarray(self.scale, x.dtype)
-        x, cache = lax.scan(read, x, (params, past, jnp.asarray(rotated)))
+        x, cache = through(self.layers, read, x * jnp.asarray(self.scale, x.dtype), past)
         return self.norm(x), cache
 
     def logits(self, hidden: Float[Array, "*row hidden"]) -> Float[Array, "*row vocab"]:
         """Next-token logits, accumulated in float32."""
-        head = self.embed_tokens.embedding[...].T if self.lm_head is None else self.lm_head.kernel[...]
-        return jnp.matmul(hidden, head.astype(hidden.dtype), preferred_element_type=jnp.float32)
+        return next_token_logits(hidden, self.embed_tokens, self.lm_head)
 
 
 def turned(
@@ -260,18 +253,6 @@ def turned(
     first, second = jnp.split(heads, 2, axis=-1)
     cosine, sine = turn[:, :, None].astype(heads.dtype)
     return jnp.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
-
-
-def _blocks(config: DecoderConfig, dtype: DTypeLike, rngs: nnx.Rngs) -> Block:
-    """All blocks in one: their parameters have a first axis `layer`."""
-
-    @nnx.split_rngs(splits=config.num_hidden_layers)
-    @nnx.vmap
-    def make(rngs: nnx.Rngs) -> Block:
-        return Block(config, dtype, rngs)
-
-    blocks: Block = make(rngs)
-    return blocks
 
 
 def _linear(

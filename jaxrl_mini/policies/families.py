@@ -9,8 +9,9 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from jaxrl_mini.config import MAX_COUNT
+from jaxrl_mini.policies.blocks import ACTIVATIONS
 from jaxrl_mini.policies.decoder import Decoder, DecoderConfig, Rope
-from jaxrl_mini.policies.gpt2 import ACTIVATIONS, GPT2, GPT2Config
+from jaxrl_mini.policies.gpt2 import GPT2, GPT2Config
 
 NetworkConfig = GPT2Config | DecoderConfig
 Network = GPT2 | Decoder

@@ -1,41 +1,21 @@
 """GPT-2 in flax.nnx: a decoder over packed rows with any attention mask and an optional key/value cache.
 
 Modules and parameters carry the names they have in Hugging Face checkpoints, but for the blocks: `h.0.attn.c_attn`
-and so on are one `h.attn.c_attn`, whose parameters have a first axis `layer`. So one block is compiled for any number
-of them. There is no dropout: the policy that samples and the policy that is updated must be the same function of the
-parameters.
+and so on are one `h.attn.c_attn` (see `blocks`). There is no dropout: the policy that samples and the policy that is
+updated must be the same function of the parameters.
 
 Source: Radford et al., "Language Models are Unsupervised Multitask Learners" (2019).
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax import lax
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int
 
-ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    "gelu": partial(jax.nn.gelu, approximate=False),
-    "gelu_fast": jax.nn.gelu,
-    "gelu_new": jax.nn.gelu,
-    "gelu_python": partial(jax.nn.gelu, approximate=False),
-    "gelu_pytorch_tanh": jax.nn.gelu,
-    "mish": jax.nn.mish,
-    "quick_gelu": lambda x: x * jax.nn.sigmoid(1.702 * x),
-    "relu": jax.nn.relu,
-    "relu2": lambda x: jnp.square(jax.nn.relu(x)),
-    "sigmoid": jax.nn.sigmoid,
-    "silu": jax.nn.silu,
-    "swish": jax.nn.silu,
-    "tanh": jnp.tanh,
-}
-"""The activation functions by their names in a configuration. Of the gelus, most are its approximation by tanh."""
+from jaxrl_mini.policies.blocks import ACTIVATIONS, KeysValues, attend, next_token_logits, stacked, through
 
 
 @dataclass(frozen=True)
@@ -72,28 +52,6 @@ class GPT2Config:
     def longest(self) -> tuple[str, int]:
         """What bounds the length of a sequence, and the bound."""
         return "n_positions", self.n_positions
-
-
-class KeysValues(NamedTuple):
-    """What blocks remember of tokens they have seen."""
-
-    keys: Float[Array, "*layer row head token feature"]
-    values: Float[Array, "*layer row head token feature"]
-
-
-def attend(
-    query: Float[Array, "row head query feature"], seen: KeysValues, mask: Bool[Array, "row query key"]
-) -> Float[Array, "row head query feature"]:
-    """Mixes the values that each query sees, by the softmax of its products with their keys.
-
-    In float32 whatever the dtype. A query that sees nothing gets finite nonsense. Twice as fast on a CPU as
-    jax.nn.dot_product_attention: the mask is added, and the division comes after the last sum.
-    """
-    scores = jnp.einsum("rhqf,rhkf->rhqk", query, seen.keys, preferred_element_type=jnp.float32)
-    scores += jnp.where(mask, 0.0, -1e30)[:, None]  # [row, head, query, key]
-    weights = jnp.exp(scores - lax.stop_gradient(scores.max(axis=-1, keepdims=True)))
-    mixed = jnp.einsum("rhqk,rhkf->rhqf", weights.astype(query.dtype), seen.values)
-    return mixed / weights.sum(axis=-1)[..., None].astype(query.dtype)
 
 
 class Attention(nnx.Module):
@@ -161,7 +119,7 @@ class GPT2(nnx.Module):
     def __init__(self, config: GPT2Config, dtype: DTypeLike = jnp.float32, *, rngs: nnx.Rngs):
         self.wte = _embedding(config, config.vocab_size, dtype, rngs)
         self.wpe = _embedding(config, config.n_positions, dtype, rngs)
-        self.h = _blocks(config, dtype, rngs)
+        self.h = stacked(lambda rngs: Block(config, dtype, rngs), config.n_layer, rngs)
         self.ln_f = _layer_norm(config, dtype, rngs)
         self.lm_head = None if config.tie_word_embeddings else _head(config, rngs)
 
@@ -183,34 +141,16 @@ class GPT2(nnx.Module):
         Returns:
           The final, normalized hidden states and the keys and values of the new tokens.
         """
-        graph, params = nnx.split(self.h)
 
-        def read(x: Array, layer: tuple[PyTree, KeysValues | None, Array]) -> tuple[Array, KeysValues]:
-            params, past, number = layer
-            block: Block = nnx.merge(graph, params)
+        def read(block: Block, x: Array, past: KeysValues | None, number: Array) -> tuple[Array, KeysValues]:
             return block(x, mask, past, number)
 
-        layers = jnp.arange(jax.tree.leaves(params)[0].shape[0])
-        x = self.wte(tokens) + self.wpe(positions)  # [row, token, n_embd]
-        x, cache = lax.scan(read, x, (params, past, layers))
+        x, cache = through(self.h, read, self.wte(tokens) + self.wpe(positions), past)
         return self.ln_f(x), cache
 
     def logits(self, hidden: Float[Array, "*row n_embd"]) -> Float[Array, "*row vocab"]:
         """Next-token logits, accumulated in float32."""
-        head = self.wte.embedding[...].T if self.lm_head is None else self.lm_head.kernel[...]  # [n_embd, vocab]
-        return jnp.matmul(hidden, head.astype(hidden.dtype), preferred_element_type=jnp.float32)
-
-
-def _blocks(config: GPT2Config, dtype: DTypeLike, rngs: nnx.Rngs) -> Block:
-    """All blocks in one: their parameters have a first axis `layer`."""
-
-    @nnx.split_rngs(splits=config.n_layer)
-    @nnx.vmap
-    def make(rngs: nnx.Rngs) -> Block:
-        return Block(config, dtype, rngs)
-
-    blocks: Block = make(rngs)
-    return blocks
+        return next_token_logits(hidden, self.wte, self.lm_head)
 
 
 def _linear(

@@ -24,8 +24,8 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxrl_mini.machine import jax_settings
 from jaxrl_mini.machine.placement import ONE_DEVICE, Placement
+from jaxrl_mini.policies.blocks import KeysValues
 from jaxrl_mini.policies.families import Network, NetworkConfig
-from jaxrl_mini.policies.gpt2 import KeysValues
 from jaxrl_mini.policies.pretrained import Checkpoint, load_checkpoint
 from jaxrl_mini.policies.prompts import PromptError, TaskTokens, TokenTree, token_tree, tokenize_task
 from jaxrl_mini.policies.scenes import Pages, Played, Prompts, Scene, Start

@@ -107,15 +107,15 @@ def write_checkpoint(destination: folders.Destination, checkpoint: Checkpoint) -
     Raises:
       UserError: as `Destination.write`.
     """
-    tensors: dict[str, np.ndarray] = {}
+    tensors, family = dict[str, np.ndarray](), checkpoint.family
     for place, variable in nnx.to_flat_state(checkpoint.params):
-        tensor, family = np.asarray(variable[...]).astype(jnp.dtype(checkpoint.dtype)), checkpoint.family
+        tensor = np.asarray(variable[...]).astype(jnp.dtype(checkpoint.dtype))
         parts = tensor if place[0] == family.blocks else tensor[None]
         parts = parts.swapaxes(1, 2) if family.is_transposed(place) else parts
         tensors |= dict(zip(family.names(place, len(parts)), map(np.ascontiguousarray, parts), strict=True))
     config = json.loads(checkpoint.companions["config.json"])
     config.pop("torch_dtype", None)  # what `dtype` was called before
-    config |= {"architectures": [checkpoint.family.architectures[0]], "dtype": checkpoint.dtype}
+    config |= {"architectures": [family.architectures[0]], "dtype": checkpoint.dtype}
     companions = {**checkpoint.companions, "config.json": (json.dumps(config, indent=2) + "\n").encode()}
     destination.write(WEIGHTS, tensors, companions)
 

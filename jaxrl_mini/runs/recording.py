@@ -12,7 +12,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from jaxrl_mini import objective
 from jaxrl_mini.config import ARTICLE, Config, UserError, differences
@@ -210,8 +210,12 @@ def _check_episodes(path: str | Path, recording: Recording, task: CompiledTask) 
 
 
 def _could_be_shown(
-    task: CompiledTask, shown: np.ndarray, instances: np.ndarray, contexts: np.ndarray, actions: np.ndarray
-) -> np.ndarray:
+    task: CompiledTask,
+    shown: Int[np.ndarray, "iteration group episode step"],
+    instances: Int[np.ndarray, "iteration group"],
+    contexts: Int[np.ndarray, "iteration group episode step"],
+    actions: Int[np.ndarray, "iteration group episode step"],
+) -> Bool[np.ndarray, "iteration group episode step"]:
     """Whether each piece of text is one that the task shows there."""
     pieces, goes_on = segments(task), task.next_node != ENDED
     right, texts = (shown >= 0) & (shown <= pieces.nothing), pieces.nothing + 1
