@@ -103,7 +103,7 @@ def test_a_tokenizer_that_takes_one_text_of_the_task_for_another_is_refused():
 
 
 def test_a_tokenizer_that_marks_the_start_of_every_text_is_refused(folder):
-    """As those of Llama 1 and 2 do: a prompt is put together from texts that do not start one."""
+    """As those of Llama 2 do: a prompt is put together from texts that do not start one."""
     set_pipeline(folder, normalizer=normalizers.Prepend("\N{LOWER ONE EIGHTH BLOCK}"))
     set_json(folder / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
     checkpoint = load_checkpoint(folder)
